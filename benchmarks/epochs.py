@@ -99,7 +99,7 @@ def draw(files: Sequence[Path], classes: Sequence[int], draws: int) -> None:
 
 
 def _scores(embeddings: torch.Tensor, labels: NDArray[np.int64], rows: NDArray[np.bool_]) -> Scores:
-    return retrieval_scores(embeddings[torch.from_numpy(rows)], labels[rows], recall_at=(1,))
+    return retrieval_scores(embeddings[torch.from_numpy(rows)], labels[rows], scores=["R@1", "MAP@R"])
 
 
 def _in_words(scores: Sequence[Scores]) -> str:

@@ -171,7 +171,7 @@ def fewer_classes(
                 scores = retrieval_scores(
                     vectors[torch.from_numpy(chosen)],
                     labels[chosen],
-                    recall_at=(1,),
+                    scores=SCORES,
                     distance=opened.trained.encoder.distance,
                 )
                 found[count][draw].append(Run(run.rule, run.row, run.split, str(count), scores, run.test))

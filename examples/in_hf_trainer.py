@@ -52,7 +52,7 @@ class Glyphs(Dataset[dict[str, Tensor]]):
 
 def scores(prediction: EvalPrediction) -> dict[str, float]:
     embeddings = torch.from_numpy(prediction.predictions)
-    found = nearkin.retrieval_scores(embeddings, prediction.label_ids, recall_at=(1,))
+    found = nearkin.retrieval_scores(embeddings, prediction.label_ids, scores=["R@1", "MAP@R"])
     return {"R@1": found["R@1"], "MAP@R": found["MAP@R"]}
 
 

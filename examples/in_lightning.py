@@ -42,7 +42,7 @@ class MetricLearning(lightning.LightningModule):
         """Retrieval is a matter of all images at once, so it is scored when all are embedded."""
         embeddings, labels = (torch.cat(parts) for parts in zip(*self._seen, strict=True))
         self._seen.clear()
-        scores = nearkin.retrieval_scores(embeddings, labels.cpu().numpy(), recall_at=(1,))
+        scores = nearkin.retrieval_scores(embeddings, labels.cpu().numpy(), scores=["R@1", "MAP@R"])
         self.log_dict({"R@1": scores["R@1"], "MAP@R": scores["MAP@R"]}, prog_bar=True)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

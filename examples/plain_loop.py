@@ -58,7 +58,7 @@ def recall(encoder: nearkin.Encoder, table: nearkin.ImageTable) -> float:
     encoder.eval()
     with torch.inference_mode():
         embeddings = torch.cat([encoder(part) for part in pixels(table).split(256)])
-    return nearkin.retrieval_scores(embeddings, table.labels, recall_at=(1,))["R@1"]
+    return nearkin.retrieval_scores(embeddings, table.labels, scores=["R@1"])["R@1"]
 
 
 def main(arguments: list[str] | None = None) -> float:

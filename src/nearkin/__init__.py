@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from nearkin.encoders import Encoder as Encoder
     from nearkin.encoders import build_encoder as build_encoder
     from nearkin.errors import NearkinError as NearkinError
-    from nearkin.evaluation import clustering_scores as clustering_scores
-    from nearkin.evaluation import ranking_scores as ranking_scores
     from nearkin.evaluation import retrieval_scores as retrieval_scores
     from nearkin.index import Index as Index
     from nearkin.recipe import Recipe as Recipe
@@ -48,36 +46,31 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "Client": "serving.client",
-    "Encoder": "encoders",
-    "ImageTable": "data.table",
-    "Index": "index",
-    "Model": "runs.model",
-    "NearkinError": "errors",
-    "Recipe": "recipe",
-    "RunFolder": "runs.folder",
-    "build_encoder": "encoders",
-    "compare": "studies.compare",
-    "clustering_scores": "evaluation",
-    "embed_images": "training.embedding",
-    "evaluate_backbone": "runs.evaluate",
-    "evaluate_run": "runs.evaluate",
-    "export": "runs.export",
-    "load": "runs.model",
-    "load_recipe": "training.recipe_check",
-    "load_run": "runs.trained_run",
-    "mlrc": "studies.mlrc",
-    "ranking_scores": "evaluation",
-    "read_folder": "data.folder",
-    "read_manifest": "data.manifest",
-    "read_source": "data.source",
-    "reproduce": "studies.reproduce",
-    "retrieval_scores": "evaluation",
-    "run": "runs.run",
-    "train_final": "runs.run",
-    "tune": "studies.tune",
+_NAMES = {
+    "data.folder": "read_folder",
+    "data.manifest": "read_manifest",
+    "data.source": "read_source",
+    "data.table": "ImageTable",
+    "encoders": "Encoder build_encoder",
+    "errors": "NearkinError",
+    "evaluation": "retrieval_scores",
+    "index": "Index",
+    "recipe": "Recipe",
+    "runs.evaluate": "evaluate_backbone evaluate_run",
+    "runs.export": "export",
+    "runs.folder": "RunFolder",
+    "runs.model": "Model load",
+    "runs.run": "run train_final",
+    "runs.trained_run": "load_run",
+    "serving.client": "Client",
+    "studies.compare": "compare",
+    "studies.mlrc": "mlrc",
+    "studies.reproduce": "reproduce",
+    "studies.tune": "tune",
+    "training.embedding": "embed_images",
+    "training.recipe_check": "load_recipe",
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}
 _PACKAGES = ("evaluation", "losses", "proxies", "samplers")
 
 __all__ = ["__version__", *_HOMES, *_PACKAGES]
@@ -85,23 +78,18 @@ __all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        globals()[name] = _version()
+        from importlib import metadata
+
+        try:
+            globals()[name] = metadata.version("nearkin")
+        except metadata.PackageNotFoundError:  # files on a path, which pip knows nothing of
+            globals()[name] = "0+not.installed"
         return globals()[name]
     if name in _PACKAGES:
         return importlib.import_module(f"nearkin.{name}")
     if name in _HOMES:
         return getattr(importlib.import_module(f"nearkin.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'nearkin' has no attribute {name!r}")
-
-
-def _version() -> str:
-    """As it was when the package was installed; git tags decide it."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("nearkin")
-    except metadata.PackageNotFoundError:  # files on a path, which pip knows nothing of
-        return "0+not.installed"
 
 
 def __dir__() -> list[str]:

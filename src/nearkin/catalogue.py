@@ -18,12 +18,7 @@ def modules_of(package: str, path: Iterable[str]) -> dict[str, ModuleType]:
 
 
 def parts_of(package: str, path: Iterable[str]) -> dict[str, type]:
-    """The first public name of every module of ``package`` that has an ``__all__``: without one it is no part.
-
-    >>> import nearkin.training.methods
-    >>> parts_of("nearkin.training.methods", nearkin.training.methods.__path__)["plain"].__name__
-    'Plain'
-    """
+    """The first public name of every module of ``package`` that has an ``__all__``: without one it is no part."""
     parts = {name: module for name, module in modules_of(package, path).items() if hasattr(module, "__all__")}
     return {name: getattr(module, module.__all__[0]) for name, module in parts.items()}
 
@@ -43,10 +38,6 @@ PLOT_FORMATS = ("png", "pdf", "svg")
 
 
 def plot_names() -> list[str]:
-    """What ``nearkin plot`` can draw, a file of ``report/figures`` each; they are not imported, only looked for.
-
-    >>> plot_names()[:2]
-    ['certainty', 'covering']
-    """
+    """What ``nearkin plot`` can draw, a file of ``report/figures`` each; they are not imported, only looked for."""
     folder = Path(__file__).parent / "report" / "figures"
     return sorted(file.stem.replace("_", "-") for file in folder.glob("[!_]*.py"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import json
 import math
 import os
 import platform
@@ -34,10 +33,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name ``path`` once all that is written to it is on the disk.
-
-    What was written of a file that does not fit is taken away again, as it would keep the disk full.
-    """
+    """A file that gets its name ``path`` once all that is written to it is on the disk; one that fails is removed."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -82,7 +78,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before any work, a folder in which no file can be made; one that does not exist is not made."""
+    """Refuse, before any work, a folder in which no file can be made."""
     probe = _existing(folder) / f".writable.{os.getpid()}.tmp"
     with writing(folder):
         probe.touch()
@@ -93,11 +89,8 @@ def check_room(folder: Path, needed: int, what: str) -> None:
     """Refuse, before any work, a disk with less than ``needed`` bytes free for ``what``."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < needed:
-        left = f"{math.floor(free / 1e5) / 10:,.1f} MB"
-        raise OutputError(
-            f"no room for {what} in {folder}: about {_size(needed)} are needed and {left} are free. "
-            f"Make room there, or give another folder with -o"
-        )
+        figures = f"about {_size(needed)} are needed and {math.floor(free / 1e5) / 10:,.1f} MB are free"
+        raise OutputError(f"no room for {what} in {folder}: {figures}. Make room, or give another folder with -o")
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -119,10 +112,8 @@ def _size(count: int) -> str:
     return f"{math.ceil(count / 1e5) / 10:,.1f} MB"
 
 
-LOCK = ".lock"
-"""Locked by the operating system, which releases it however the process ends. The file itself stays."""
-HOLDER = ".lock.json"
-"""Describes the process that holds the lock."""
+LOCK, HOLDER = ".lock", ".lock.txt"
+"""The first is locked by the operating system until the process ends, however it does; the second says who that is."""
 
 
 @contextlib.contextmanager
@@ -131,17 +122,6 @@ def sole_writer_of(folder: Path) -> Iterator[None]:
 
     Raises:
         BusyError: where another process holds it.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp()) / "run"
-    >>> with sole_writer_of(folder):
-    ...     with sole_writer_of(folder):
-    ...         pass
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.BusyError: ... is being written by process ... since ...: wait until it has ended, or ...
-    >>> folder.exists()
-    False
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder)
@@ -149,14 +129,13 @@ def sole_writer_of(folder: Path) -> Iterator[None]:
     try:
         lock.acquire()
     except filelock.Timeout:
-        raise BusyError(
-            f"{folder} is being written by {_holder(folder)}: wait until it has ended, or give another folder with -o"
-        ) from None
+        busy = f"{folder} is being written by {_holder(folder)}"
+        raise BusyError(f"{busy}: wait until it has ended, or give another folder with -o") from None
     except OSError as error:
         raise output_error(error, folder / LOCK) from error
     try:
         with writing(folder / HOLDER, needed=1000):
-            (folder / HOLDER).write_text(json.dumps(_this_process()), encoding="utf-8")
+            (folder / HOLDER).write_text(_this_process(), encoding="utf-8")
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -169,18 +148,15 @@ def sole_writer_of(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _this_process() -> dict[str, str]:
+def _this_process() -> str:
     name = Path(sys.argv[0]).name
-    return {
-        "process": str(os.getpid()),
-        "machine": platform.node(),
-        "since": datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds"),
-        "command": shlex.join(["nearkin" if name == "__main__.py" else name, *sys.argv[1:]]),
-    }
+    command = shlex.join(["nearkin" if name == "__main__.py" else name, *sys.argv[1:]])
+    since = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
+    return f"process {os.getpid()} since {since} on {platform.node()} ({command})"
 
 
 def writer_of(folder: Path) -> str | None:
-    """The process that writes to ``folder`` now, in words; None where there is none."""
+    """The process that writes to ``folder`` now, in words, or None."""
     try:
         with filelock.FileLock(folder / LOCK, timeout=0):
             return None
@@ -192,8 +168,7 @@ def writer_of(folder: Path) -> str | None:
 
 def _holder(folder: Path) -> str:
     try:
-        holder = json.loads((folder / HOLDER).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # the other process has not written it yet
-        return "another process"
-    elsewhere = f" on {holder['machine']}" if holder["machine"] != platform.node() else ""
-    return f"process {holder['process']}{elsewhere} since {holder['since']} ({holder['command']})"
+        text = (folder / HOLDER).read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    return text or "another process"  # which has not written it yet

@@ -1,10 +1,4 @@
-"""Errors whose message tells a person what to do.
-
-The command line prints the message of a :class:`NearkinError` without a traceback and exits with its code, so
-scripts can tell a typing mistake (2) from bad data or a full disk (3), a missing extra (4), a run that diverged (5), a
-folder that another process writes to (6), one process of several that was lost (7), memory that is full (8) and a run
-that was interrupted and can be resumed (130).
-"""
+"""Errors whose message tells a person what to do; the command line prints it and exits with the error's code."""
 
 from __future__ import annotations
 
@@ -12,6 +6,7 @@ import contextlib
 import difflib
 import importlib
 import importlib.util
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
@@ -32,7 +27,7 @@ class RecipeError(NearkinError, ValueError):
 
 @contextlib.contextmanager
 def mistakes_in(what: str) -> Iterator[None]:
-    """Whatever is wrong with a recipe within, the message begins with where: a file, a row, a key."""
+    """A mistake within begins with where it is: a file, a row, a key."""
     try:
         yield
     except RecipeError as error:
@@ -86,37 +81,20 @@ class InterruptedRunError(TrainingError):
 
 
 def require(module: str, extra: str) -> ModuleType:
-    """Import an optional ``module``, or say which extra brings it.
-
-    Some packages fail with ``RuntimeError`` rather than ``ImportError`` when their compiled half does not fit the
-    installed torch, so both count as missing.
-
-    >>> require("no_such_module", "search")
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.MissingExtraError: this needs 'no_such_module': pip install 'nearkin[search]' (No module named ...)
-    """
+    """Import an optional ``module``, or say which extra brings it."""
     try:
         return importlib.import_module(module)
-    except (ImportError, RuntimeError, OSError) as error:
+    except (ImportError, RuntimeError, OSError) as error:  # the latter where a compiled half does not fit torch
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MissingExtraError(f"this needs {module!r}: pip install 'nearkin[{extra}]' ({reason})") from error
 
 
 def require_torch(what: str) -> None:
-    """Refuse ``what`` where torch is not installed, which searching with an exported encoder does not need.
-
-    >>> require_torch("a map")
-    """
+    """Refuse ``what`` where torch is not installed, which searching with an exported encoder does not need."""
     try:
         importlib.import_module("torch")
     except ImportError as error:
-        raise lacks_torch(what) from error
-
-
-def lacks_torch(what: str) -> MissingExtraError:
-    """What to say of ``what`` where torch is not installed."""
-    return MissingExtraError(f"{what} needs torch, which is not installed here: pip install torch")
+        raise MissingExtraError(f"{what} needs torch, which is not installed here: pip install torch") from error
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
@@ -131,27 +109,17 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
     """
     names = sorted(valid)
     near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if near and len(names) > 40:
-        return f"did you mean {near[0]!r}?"
-    listing = ", ".join(names)
-    return f"did you mean {near[0]!r}? Valid: {listing}" if near else f"valid: {listing}"
+    if not near:
+        return f"valid: {', '.join(names)}"
+    return f"did you mean {near[0]!r}?" + (f" Valid: {', '.join(names)}" if len(names) <= 40 else "")
 
 
 class Notice(UserWarning):
-    """Something a person should know though nothing is wrong enough to stop, such as images that changed since a run.
-
-    The command line prints it as one line; from Python it can be caught or filtered like any warning.
-    """
+    """Something a person should know though nothing stops, such as images that changed since a run."""
 
 
 def notice(text: str) -> None:
-    """Warn with a :class:`Notice`.
-
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     notice("2 new images are left out")
-    >>> str(caught[0].message)
-    '2 new images are left out'
-    """
+    """Warn with a :class:`Notice`."""
     warnings.warn(text, Notice, stacklevel=2)
 
 
@@ -174,46 +142,32 @@ def notices_to(show: Callable[[str], None]) -> Iterator[None]:
         yield
 
 
-_GPU_IS_FULL = (
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-    "MPS backend out of",
-)
+_GPU_IS_FULL = re.compile("CUDA error: out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED|MPS backend out of")
 
 
 @contextlib.contextmanager
 def catching_out_of_memory() -> Iterator[None]:
-    """Memory that is full within becomes an :class:`OutOfMemoryError` that says what to do.
-
-    >>> with catching_out_of_memory():
-    ...     raise MemoryError("Unable to allocate 7 TiB")
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.OutOfMemoryError: the machine's memory is full (Unable to allocate 7 TiB): take fewer images ...
-    """
+    """Memory that is full within becomes an :class:`OutOfMemoryError` that says what to do."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         machine = isinstance(error, MemoryError) or "DefaultCPUAllocator" in text
         # torch's class by its name, as torch is too slow to import for a command that does without.
-        gpu = type(error).__name__ == "OutOfMemoryError" or any(words in text for words in _GPU_IS_FULL)
-        if not machine and not gpu:
+        if not machine and type(error).__name__ != "OutOfMemoryError" and not _GPU_IS_FULL.search(text):
             raise
         reason = text.partition("\n")[0].rpartition("DefaultCPUAllocator: ")[2] or "no more could be allocated"
         raise OutOfMemoryError(
             f"the {'machine' if machine else 'GPU'}'s memory is full ({reason}): take fewer images at a time "
-            f"(training.batch_size or, for the same training in pieces, training.micro_batch; "
-            f"training.evaluation_batch_size), smaller ones (data.image_size), or run fewer programs at a time. What "
-            f"was saved is kept: --resume continues from there"
+            f"(training.micro_batch, training.batch_size, training.evaluation_batch_size), smaller ones "
+            f"(data.image_size), or run fewer programs. --resume continues from what was saved"
         ) from error
 
 
 def load_kernels(module: str, try_out: Callable[[ModuleType], object], otherwise: str) -> ModuleType | None:
-    """The module, once ``try_out`` has run with it; None where Triton is missing.
+    """The module, once ``try_out`` has run with it; None without Triton, or with a warning where it cannot build them.
 
-    Where Triton is there and cannot build them it is None too, and a warning says what that means: ``otherwise``.
+    ``otherwise`` says in the warning what that means.
     """
     if importlib.util.find_spec("triton") is None:
         return None

@@ -1,7 +1,6 @@
 """What the losses share: checks of their inputs, and numerics without overflow or an infinite slope.
 
-Shapes and dtypes are checked everywhere. Values (label range, NaN) are read only from CPU tensors: on an accelerator
-reading them would make the host wait, so there the training loop's own finiteness check finds them.
+Values (label range, NaN) are checked only on the CPU, as reading them would make the host wait for an accelerator.
 """
 
 from __future__ import annotations
@@ -60,21 +59,9 @@ def full_precision(device_type: str) -> Iterator[None]:
 def tf32(allowed: bool) -> Iterator[None]:
     """Within, CUDA multiplies and convolves float32 with ten bits of each factor, or every device with all of them.
 
-    By itself torch convolves in TF32 and multiplies matrices in float32. What is set counts when an operation runs, so
-    for a backward pass it counts then.
-    """
-    with _precisions_kept():
-        if not allowed:
-            torch.set_float32_matmul_precision("highest")
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-        yield
-
-
-@contextmanager
-def _precisions_kept() -> Iterator[None]:
-    """Afterwards float32 counts as it did before, by both of torch's ways to say it.
-
-    Reading by the older way fails where the newer one was used, and setting by it changes what the newer one says.
+    What is set counts when an operation runs, so for a backward pass it counts then. Afterwards float32 counts as it
+    did before, by both of torch's ways to say it: reading by the older way fails where the newer one was used, and
+    setting by it changes what the newer one says.
     """
     cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     parts = (cuda, cudnn.conv, cudnn.rnn, cpu)  # type: ignore[attr-defined]
@@ -82,6 +69,9 @@ def _precisions_kept() -> Iterator[None]:
     with suppress(RuntimeError):
         older = torch.get_float32_matmul_precision()
     try:
+        if not allowed:
+            torch.set_float32_matmul_precision("highest")
+        cuda.allow_tf32 = cudnn.allow_tf32 = allowed
         yield
     finally:
         cudnn.allow_tf32 = before[1] == "tf32"
@@ -94,21 +84,12 @@ def _precisions_kept() -> Iterator[None]:
 
 
 def l2_normalise(x: Tensor) -> Tensor:
-    """``x / ‖x‖`` along the last dimension; a zero vector stays zero.
-
-    >>> l2_normalise(torch.tensor([[3.0, 4.0]]))
-    tensor([[0.6000, 0.8000]])
-    """
+    """``x / ‖x‖`` along the last dimension; a zero vector stays zero."""
     return F.normalize(x, dim=-1, eps=NORM_FLOOR)
 
 
 def normalise(x: Tensor, kind: Normalisation) -> Tensor:
-    """``x / ‖x‖`` along the last dimension (``"l2"``), or ``x / max(1, ‖x‖)``, which keeps short vectors (``"ball"``).
-
-    >>> normalise(torch.tensor([[3.0, 4.0], [0.3, 0.4]]), "ball")
-    tensor([[0.6000, 0.8000],
-            [0.3000, 0.4000]])
-    """
+    """``x / ‖x‖`` along the last dimension (``"l2"``), or ``x / max(1, ‖x‖)`` (``"ball"``), which keeps short ones."""
     check_choice("l2", "ball", normalisation=kind)
     return l2_normalise(x) if kind == "l2" else F.normalize(x, dim=-1, eps=1.0)
 
@@ -118,7 +99,7 @@ EXCLUDED = -1e30
 
 
 def log1p_exp(x: Tensor) -> Tensor:
-    """``log(1 + exp x)`` to the last digit: above 40 float64 does not see the 1, and above 20, the default, it does.
+    """``log(1 + exp x)`` to the last digit: above 40 float64 does not see the 1, above 20, the default, it does.
 
     >>> log1p_exp(torch.tensor([0.0, 1000.0]))
     tensor([6.9315e-01, 1.0000e+03])
@@ -127,11 +108,7 @@ def log1p_exp(x: Tensor) -> Tensor:
 
 
 def log1p_sum_exp_by_label(x: Tensor, labels: Tensor, count: int) -> Tensor:
-    """``log(1 + Σ exp x_i)`` over the entries of ``x [N]`` with each of the labels ``0 .. count - 1``.
-
-    >>> log1p_sum_exp_by_label(torch.tensor([0.0, 0.0, 1000.0]), torch.tensor([0, 0, 2]), 3)
-    tensor([   1.0986,    0.0000, 1000.0000])
-    """
+    """``log(1 + Σ exp x_i)`` over the entries of ``x [N]`` with each of the labels ``0 .. count - 1``."""
     top = x.new_zeros(count).scatter_reduce(0, labels, x.detach(), "amax")
     return (-top).exp().index_add(0, labels, (x - top[labels]).exp()).log() + top
 
@@ -158,10 +135,8 @@ def rounding_floor(dim: int, dtype: torch.dtype) -> float:
     """What rounding may make of the squared distance of two equal vectors, as a share of ``‖q‖² + ‖r‖²``.
 
     A sum of D products, added up in any order, is off by at most ``γ_D Σ|x_i y_i|`` with ``γ_n = n u / (1 − n u)`` and
-    the unit roundoff u = ε/2 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). For equal vectors
-    that is ``γ_D ‖q‖²`` for the inner product and for each squared length, so that ``‖q‖² + ‖r‖² − 2 q·r`` is off by
-    ``2 γ_D (‖q‖² + ‖r‖²)``; two further roundings are those of the sum and the difference. The order in which a
-    processor adds depends on its instructions and the number of threads, and the bound holds for all of them.
+    the unit roundoff u = ε/2 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). So ``‖q‖² + ‖r‖² −
+    2 q·r`` is off by ``2 γ_D (‖q‖² + ‖r‖²)``, and by two further roundings: of the sum and of the difference.
 
     >>> rounding_floor(512, torch.float32) ** 0.5  # the distance of unit vectors, over √2
     0.00782...
@@ -189,8 +164,6 @@ Labels = Tensor | NDArray[np.integer[Any]] | Sequence[int]
 def as_labels(labels: Labels, embeddings: Tensor, *, name: str = "labels") -> Tensor:
     """Labels as a tensor on the device of the embeddings: a numpy array or a list of integers does as well.
 
-    Embeddings are not turned into tensors likewise, because no gradient would come back through them.
-
     >>> as_labels([3, 1], torch.zeros(2, 4))
     tensor([3, 1])
     """
@@ -212,9 +185,7 @@ def check_embeddings(embeddings: Tensor, *, dim: int | None = None, name: str = 
     if not embeddings.is_floating_point():
         raise ValueError(f"{name} must be floating point, got {embeddings.dtype}")
     if dim is not None and embeddings.shape[1] != dim:
-        raise ValueError(
-            f"{name} must have {dim} columns, as the loss was built with dim={dim}, got {embeddings.shape[1]}"
-        )
+        raise ValueError(f"{name} must have {dim} columns, as the loss has dim={dim}, got {embeddings.shape[1]}")
     # A sum over everything is far cheaper than a look at each value; it may overflow, so only the look decides.
     if embeddings.device.type == "cpu" and not math.isfinite(embeddings.detach().sum()):
         bad = (~torch.isfinite(embeddings)).any(dim=1).nonzero()
@@ -230,20 +201,12 @@ def check_labels(labels: Tensor, rows: int, *, num_classes: int | None = None, n
     if num_classes is not None and labels.device.type == "cpu":
         low, high = (int(v) for v in torch.aminmax(labels))
         if low < 0 or high >= num_classes:
-            raise ValueError(
-                f"{name} must lie in 0..{num_classes - 1}, as the loss was built with "
-                f"num_classes={num_classes}, got {low if low < 0 else high}"
-            )
+            wrong = low if low < 0 else high
+            raise ValueError(f"{name} must lie in 0..{num_classes - 1}, the loss's num_classes, got {wrong}")
 
 
 def check_positive(**options: float) -> None:
-    """Refuse options that are not above 0, by name.
-
-    >>> check_positive(alpha=-1.0)
-    Traceback (most recent call last):
-    ...
-    ValueError: alpha must be positive, got -1.0
-    """
+    """Refuse options that are not above 0, by name."""
     for name, value in options.items():
         if not value > 0:
             raise ValueError(f"{name} must be positive, got {value}")
@@ -257,13 +220,7 @@ def check_at_least(least: float, **options: float | None) -> None:
 
 
 def check_choice(*choices: str, **options: str) -> None:
-    """Refuse options that are none of the ``choices``, by name.
-
-    >>> check_choice("l2", "ball", normalisation="none")
-    Traceback (most recent call last):
-    ...
-    ValueError: normalisation must be 'l2' or 'ball', got 'none'
-    """
+    """Refuse options that are none of the ``choices``, by name."""
     for name, value in options.items():
         if value not in choices:
             first, last = ", ".join(map(repr, choices[:-1])), choices[-1]

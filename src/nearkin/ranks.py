@@ -1,8 +1,8 @@
 """The processes of one run, as torchrun starts them, and what passes between them.
 
-A process by itself joins nobody: then every function here gives back what it got. Among several, what comes after a
-gathering is computed alike on every rank, so its gradient is already the whole one; only where ranks compute different
-parts of a whole are gradients summed.
+In a process by itself every function here gives back what it got. Among several, what comes after a gathering is
+computed alike on every rank, so its gradient is already whole; only where ranks compute different parts of a whole are
+gradients summed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from nearkin.errors import LostRankError, RecipeError
 
-PATIENCE = timedelta(days=1)
-"""For what one rank does while the others wait, such as decoding images or writing a checkpoint."""
-MEETING = timedelta(minutes=10)
-"""For all processes to be started."""
-STEP_TIMEOUT = timedelta(seconds=60)
-"""For what all ranks come to at about the same time. A process that ends closes its connections, which the others
-notice at once; this is for a machine that is gone without a word."""
-BUCKET = 1 << 23
-"""Numbers that are summed over the ranks in one go."""
+PATIENCE = timedelta(days=1)  # for what one rank does while the others wait, such as decoding images
+MEETING = timedelta(minutes=10)  # for all processes to be started
+STEP_TIMEOUT = timedelta(seconds=60)  # for what all ranks come to together, should a machine be gone without a word
+BUCKET = 1 << 23  # numbers that are summed over the ranks in one go
+
+_REMEDY = "start them with torchrun, or unset WORLD_SIZE for one process alone"
 
 T = TypeVar("T")
 
@@ -72,8 +69,7 @@ def started_together() -> int:
     size = os.environ.get("WORLD_SIZE") or "1"
     if not size.isdecimal() or int(size) == 0:
         raise RecipeError(
-            f"WORLD_SIZE must be the number of processes that torchrun has started, got {size!r}: start them with "
-            f"torchrun, or unset WORLD_SIZE for one process alone"
+            f"WORLD_SIZE must be the number of processes that torchrun has started, got {size!r}: {_REMEDY}"
         )
     return int(size)
 
@@ -81,11 +77,9 @@ def started_together() -> int:
 def _join() -> None:
     # Some systems set WORLD_SIZE for purposes of their own: nobody would answer.
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
-        raise RecipeError(
-            f"WORLD_SIZE={started_together()} says that this process is one of several, but {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not set: start them with torchrun, or unset WORLD_SIZE for one "
-            f"process alone"
-        )
+        several = f"WORLD_SIZE={started_together()} says that this process is one of several"
+        verb = "is" if len(missing) == 1 else "are"
+        raise RecipeError(f"{several}, but {', '.join(missing)} {verb} not set: {_REMEDY}")
     with _peers():
         store, number, size = next(iter(rendezvous("env://", timeout=MEETING)))
         # A store may live through a restart, with the addresses of processes that are gone.
@@ -172,8 +166,7 @@ def add_up_(tensors: Sequence[Tensor]) -> None:
     for number, tensor in enumerate(tensors):
         bucket.append(tensor)
         if sum(waiting.numel() for waiting in bucket) >= BUCKET or number == len(tensors) - 1:
-            flat = torch.cat([waiting.flatten() for waiting in bucket])
-            _all_reduce(flat)
+            flat = _all_reduce(torch.cat([waiting.flatten() for waiting in bucket]))
             for waiting, summed in zip(bucket, torch.split(flat, [w.numel() for w in bucket]), strict=True):
                 waiting.copy_(summed.view_as(waiting))
             bucket = []
@@ -199,8 +192,6 @@ def from_first(compute: Callable[[], T]) -> T:
 
 def first_on_each_machine(compute: Callable[[], T]) -> T:
     """``compute`` everywhere, on every machine by one rank before the others, which find what it has left."""
-    if world() == 1:
-        return compute()
     if local_rank() == 0:
         result = compute()
     wait_for_all()
@@ -249,8 +240,6 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, count: int) -> Tensor:
         ctx.local = share_of(count)
-        if len(rows) != len(ctx.local):
-            raise ValueError(f"rank {rank()} has {len(ctx.local)} of {count} rows, got {len(rows)}")
         # Shares differ by one row at most; collectives want them of one size.
         most = len(share_of(count, of=0))
         padded = rows.new_zeros(most, *rows.shape[1:])
@@ -274,26 +263,23 @@ class _SummedGradient(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        summed = gradient.clone(memory_format=torch.contiguous_format)
-        _all_reduce(summed)
-        return summed
+        return _all_reduce(gradient.clone(memory_format=torch.contiguous_format))
 
 
 class _SumOfParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor) -> Tensor:
-        summed = part.detach().clone(memory_format=torch.contiguous_format)
-        _all_reduce(summed)
-        return summed
+        return _all_reduce(part.detach().clone(memory_format=torch.contiguous_format))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return gradient
 
 
-def _all_reduce(tensor: Tensor) -> None:
+def _all_reduce(tensor: Tensor) -> Tensor:
     with _peers():
         dist.all_reduce(tensor, group=_group(tensor))
+    return tensor
 
 
 def _group(tensor: Tensor) -> Any:
@@ -319,7 +305,6 @@ def _peers() -> Iterator[None]:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0].partition(". ")[0]
         raise LostRankError(
-            f"another process of this run has ended or does not answer ({reason}). If it has printed nothing itself it "
-            f"was killed, perhaps for lack of memory. torchrun --max-restarts=3 continues by itself from the last "
-            f"checkpoint; otherwise use the same command with --resume"
+            f"another process of this run has ended or does not answer ({reason}); if it printed nothing, it was "
+            f"killed, perhaps for lack of memory. Continue with --resume; torchrun --max-restarts=3 does so by itself"
         ) from error

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.main import get_command
 
 from nearkin import cli, ranks
-from nearkin.cli._app import announcer, options, progress_console
+from nearkin.cli._app import announcer, check_processes, progress_console
 from nearkin.cli.options import changes_from, recipe_from, split_arguments
 from nearkin.errors import DataError, RecipeError, notice
 from nearkin.runs.data import DataReport, Part
@@ -153,18 +153,15 @@ def test_the_report_on_the_data_is_said_also_where_progress_is_silent(capsys):
 
 def test_several_processes_are_for_commands_that_share_work(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    options(SimpleNamespace(invoked_subcommand="evaluate"))
+    check_processes(SimpleNamespace(invoked_subcommand="evaluate"))
     with pytest.raises(RecipeError, match="list"):
-        options(SimpleNamespace(invoked_subcommand="list"))
+        check_processes(SimpleNamespace(invoked_subcommand="list"))
 
 
 def test_options_come_behind_the_changes_that_were_given():
-    assert changes_from(["a=1"]) == ["a=1"]
-    changes = changes_from(
-        ["training.epochs=3"], data="own photos", epochs=0, root=Path("/sets"), device="cpu", class_folders="top"
-    )
-    recipe = load_recipe("glyphs/demo", changes)
-    assert (recipe.data.source, recipe.data.root, recipe.data.class_folders) == ("own photos", "/sets", "top")
+    given = {"data.source": "own photos", "training.epochs": 0, "data.root": Path("/sets"), "training.device": None}
+    recipe = load_recipe("glyphs/demo", changes_from(["training.epochs=3", "training.device=cpu"], given))
+    assert (recipe.data.source, recipe.data.root) == ("own photos", "/sets")
     assert (recipe.training.epochs, recipe.training.device) == (0, "cpu")
 
 
@@ -176,9 +173,9 @@ def test_a_name_and_changes_are_told_apart_by_the_sign():
 
 
 def test_a_named_recipe_takes_the_data_and_without_a_name_the_data_choose_one():
-    named = recipe_from(["glyphs/demo", "training.seed=4"], "photos", SILENT, device="cpu")
+    named = recipe_from(["glyphs/demo", "training.seed=4"], "photos", {"training.device": "cpu"}, SILENT)
     assert named == load_recipe("glyphs/demo", ["training.seed=4", "training.device=cpu", "data.source=photos"])
-    own = recipe_from(["training.seed=4"], "photos", SILENT, epochs=2)
+    own = recipe_from(["training.seed=4"], "photos", {"training.epochs": 2}, SILENT)
     assert (own.data.source, own.training.seed, own.training.epochs) == ("photos", 4, 2)
     with pytest.raises(RecipeError):
-        recipe_from(["training.seed=4"], None, SILENT)
+        recipe_from(["training.seed=4"], None, {}, SILENT)

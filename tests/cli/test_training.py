@@ -185,7 +185,7 @@ def test_embed_takes_files_folders_and_lists_together(nearkin, trained, photos, 
         (["evaluate", "runs/none"], 3, "no run at"),
         (["embed", "runs/none", ".", "-o", "x.npz"], 3, "no run at"),
         (["embed", "runs/none", ".", "-o", "x.xls"], 2, "must end in .npz or .csv"),
-        (["embed", "runs/none", ".", "-o", "no/x.npz"], 2, "the folder 'no' does not exist"),
+        (["embed", "runs/none", ".", "-o", "no/x.npz"], 2, "there is no folder 'no'"),
         (["train", "--data", "photo.jpg", *QUICK], 3, "is one image: give a folder with one folder per class"),
         (["nonsense"], 2, "nonsense"),
     ],
@@ -309,7 +309,7 @@ def test_an_index_keeps_what_was_asked_of_its_encoder(nearkin, trained, photos, 
     assert (code, "another encoder" in err, "flip True" in " ".join(err.split())) == (3, True, True)
     code, out, err = nearkin("index", trained, photos, "-o", index, *switches, "--json")
     assert json.loads(out)["known"] == 48, err
-    for how in ((), ("--rerank", 5), ("--device", "cpu"), ("--run", trained)):
+    for how in ((), ("--device", "cpu"), ("--run", trained)):
         code, out, err = nearkin("search", index, query, "-k", 48, *how, "--json")
         assert code == 0, err
         (hits,) = [each["hits"] for each in json.loads(out)]

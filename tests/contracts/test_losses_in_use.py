@@ -63,7 +63,6 @@ def test_evaluation_changes_nothing(member):
     before = copy.deepcopy(loss.state_dict())
     x, y = member.batch(9)
     assert torch.equal(loss(x, y), loss(x, y))
-    loss.train().similarity_weights(x, y)
     assert same_state(loss.state_dict(), before)
 
 
@@ -113,9 +112,8 @@ def test_bad_input_is_named_and_leaves_no_trace(member, wrong):
     x, y, message = (BAD | BAD_FOR_PROXIES)[wrong]
     loss = member.settled()
     before = copy.deepcopy(loss.state_dict())
-    for call in (loss, loss.similarity_weights):
-        with pytest.raises(ValueError, match=message):
-            call(x, y)
+    with pytest.raises(ValueError, match=message):
+        loss(x, y)
     assert same_state(loss.state_dict(), before)
 
 
@@ -124,8 +122,6 @@ def test_labels_may_be_a_numpy_array_or_a_list(member):
     expected = member.settled()(x, y)
     for labels in (y.numpy(), y.numpy().astype("uint32"), y.tolist()):
         assert torch.equal(member.settled()(x, labels), expected)
-    weights = member.settled().similarity_weights
-    assert torch.equal(weights(x, y.tolist()), weights(x, y))
 
 
 @pytest.mark.parametrize("member", PAIR, indirect=True)
@@ -133,30 +129,6 @@ def test_labels_of_references_may_be_a_list(member):
     x, y = member.batch(9)
     loss = member.make()
     assert torch.equal(loss(x, y, x, y.tolist()), loss(x, y, x, y))
-
-
-def test_similarity_weights_explain_every_pair(member):
-    x, y = member.batch(9)
-    loss = member.settled()
-    weights = loss.similarity_weights(x, y)
-    assert weights.shape[0] == len(y)
-    if member.kind == "proxy":
-        assert weights.shape[1] == member.classes
-    else:
-        assert weights.shape[1] >= len(y)
-        assert (weights[:, : len(y)].diagonal() == 0).all()
-    assert (weights >= 0).all()
-    assert (weights > 0).any()
-    assert not weights.requires_grad
-
-
-@pytest.mark.parametrize("member", PAIR, indirect=True)
-def test_similarity_weights_with_references(member):
-    x, y = member.batch(9)
-    references, labels = member.batch(8, list(range(member.classes)) * 2)
-    weights = member.make().similarity_weights(x, y, references[:9], labels[:9])
-    assert weights.shape == (14, 9)
-    assert (weights > 0).any()
 
 
 def choices(cls: type, option: inspect.Parameter) -> tuple[object, ...]:

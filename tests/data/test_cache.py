@@ -216,7 +216,7 @@ def test_tolerance_boundary(tmp_path, good, bad, tolerance, stops):
     # One good and one bad file, listed many times: the share counts rows.
     rows = make_images(tmp_path / "data", 1) * good + broken_files(tmp_path / "data", 1) * bad
     if stops:
-        with pytest.raises(DataError, match=f"{bad if good else 'none'} of the {good + bad} images of 'birds'"):
+        with pytest.raises(DataError, match=f"{bad} of the {good + bad} images of 'birds' cannot"):
             open_images(table_of(rows), cache_dir=tmp_path / "cache", tolerance=tolerance)
     else:
         opened = open_images(table_of(rows), cache_dir=tmp_path / "cache", tolerance=tolerance)
@@ -314,9 +314,6 @@ def test_what_cannot_be_opened_is_refused(tmp_path):
     for wrong in (np.zeros((2, 4, 4), np.float32), np.zeros((2, 4, 4, 4), np.uint8)):
         with pytest.raises(DataError, match="uint8"):
             open_images(ImageTable.build("toy", wrong, ["a", "b"], splits=["train"] * 2), cache_dir=None)
-    for option, value in (("tolerance", -0.1), ("tolerance", float("nan")), ("shorter_side", 0)):
-        with pytest.raises(ValueError, match=option):
-            open_images(table_of(make_images(tmp_path, 2)), cache_dir=None, **{option: value})
     for cache_dir in (None, tmp_path / "cache"):
         assert len(open_images(table_of([]), cache_dir=cache_dir).images) == 0
 

@@ -51,12 +51,11 @@ def test_only_packs_are_shared_between_processes(packed):
 
 
 def test_the_cores_are_shared_by_the_loops_of_a_machine(monkeypatch):
-    monkeypatch.setattr(loader_module, "usable_cores", lambda: 16)
-    assert loader_module.default_processes() == 15
-    monkeypatch.setattr(loader_module, "on_this_machine", lambda: 8)
-    assert loader_module.default_processes() == 1
-    monkeypatch.setattr(loader_module, "usable_cores", lambda: 1)
-    assert loader_module.default_processes() == 1
+    for cores, loops, expected in ((16, 1, 15), (16, 8, 1), (1, 8, 1)):
+        monkeypatch.setattr(loader_module, "usable_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(loader_module, "on_this_machine", lambda loops=loops: loops)
+        processes = loader_module.CropProcesses([], TRANSFORM, 0, torch.device("cpu"), workers=None, ahead=1)
+        assert processes._count == expected
 
 
 @pytest.mark.parametrize("device", DEVICES)

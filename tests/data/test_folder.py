@@ -26,8 +26,8 @@ def read_quietly(root, **options):
 
 def test_classes_labels_ids_and_natural_order(tmp_path):
     put(tmp_path, "class10/a.jpg", "class2/img10.jpg", "class2/img9.jpg")
-    table = read_quietly(tmp_path, name="photos")
-    assert table.name == "photos"
+    table = read_quietly(tmp_path)
+    assert table.name == tmp_path.name
     assert table.class_names == ("class2", "class10")
     assert table.ids == ("class2/img9.jpg", "class2/img10.jpg", "class10/a.jpg")
     assert table.labels.tolist() == [0, 0, 1]

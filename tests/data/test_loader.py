@@ -4,7 +4,7 @@ import torch
 
 from nearkin.data.cache import ArrayImages
 from nearkin.data.device_images import DeviceImages
-from nearkin.data.loader import TrainingLoader, evaluation_batches, training_batches
+from nearkin.data.loader import TrainingLoader, crop_batches, evaluation_batches
 from nearkin.data.transforms import ImageRandom, transform_from
 from nearkin.samplers import RandomSampler
 
@@ -138,8 +138,8 @@ def test_training_batches_of_some_places_depend_on_the_place_alone(workers):
     images = np.random.default_rng(0).integers(0, 256, (5, 20, 24, 3), dtype=np.uint8)
     transform = transform_from("mild", size=8, resize=10)
     rows = np.array([4, 0, 0, 3, 1, 2])
-    given = training_batches(
-        images, transform, rows, range(1, 6), lambda place: ImageRandom(7).at(9, place), batch_size=2, workers=workers
+    given = crop_batches(
+        lambda place: transform.train(images[rows[place]], ImageRandom(7).at(9, place)), range(1, 6), 2, workers
     )
     batches = [batch.numpy() for batch in given]
     assert [len(batch) for batch in batches] == [2, 2, 1]

@@ -83,10 +83,9 @@ def test_json_lines(folder):
     }
 
 
-def test_paths_relative_to_root_and_absolute_and_from_windows(folder, tmp_path_factory):
-    elsewhere = tmp_path_factory.mktemp("lists")
+def test_relative_and_absolute_paths_and_those_from_windows(folder):
     text = f"path,label\na\\1.jpg,x\n{folder / 'b' / '1.jpg'},y\n"
-    table = read_manifest(write(elsewhere, text), root=folder)
+    table = read_manifest(write(folder, text))
     assert list(table.images) == [folder / "a" / "1.jpg", folder / "b" / "1.jpg"]
     assert table.ids[0] == "a/1.jpg"
 

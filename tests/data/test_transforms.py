@@ -166,7 +166,7 @@ def test_fallback_within_the_ratio_is_the_whole_image():
 def test_training_crop_shows_the_box_that_was_drawn():
     image = noise(256, 384)
     transform = transform_from("standard", flip=0.0)
-    top, left, height, width = random_box(256, 384, np.random.default_rng(5))
+    top, left, height, width = random_box(256, 384, np.random.default_rng(5), scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3))
     expected = Image.fromarray(image).resize(
         (224, 224), Image.Resampling.BILINEAR, box=(left, top, left + width, top + height)
     )

@@ -4,7 +4,7 @@ from torch import nn
 
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.backbone import Backbone
-from nearkin.encoders.encoder import AvgPool
+from nearkin.encoders.encoder import Pool
 from nearkin.encoders.preprocessing import HALF
 from nearkin.errors import DataError, RecipeError
 
@@ -67,7 +67,7 @@ class Pooled(Backbone):
 
 
 def test_pooling_is_skipped_for_a_backbone_that_pools_itself():
-    encoder = Encoder(Pooled(), AvgPool(), dim=None, normalisation="ball")
+    encoder = Encoder(Pooled(), Pool(torch.mean), dim=None, normalisation="ball")
     images = torch.zeros(2, 3, 8, 8)
     images[:, :, 0, 0] = 0.5
     torch.testing.assert_close(encoder(images), torch.full((2, 3), 0.5))

@@ -11,15 +11,6 @@ from nearkin.encoders import backbone, build_encoder
 from nearkin.encoders.architectures import build_backbone
 
 
-@pytest.mark.parametrize("has_shortcut", [True, False])
-def test_without_a_gpu_it_is_plain_pytorch(has_shortcut):
-    x, shortcut = torch.randn(2, 3, 4, 4), torch.randn(2, 3, 4, 4) if has_shortcut else None
-    offset = torch.randn(3)
-    expected = torch.relu(x + offset.view(1, -1, 1, 1) + (0 if shortcut is None else shortcut))
-    assert not backbone.is_fused(x)
-    torch.testing.assert_close(backbone.offset_relu(x, offset, shortcut), expected)
-
-
 def relu_in_place(x, offset, shortcut):
     # As a kernel does, behind autograd's back.
     x.data.copy_(torch.relu(x + offset.view(-1, 1, 1) + (0 if shortcut is None else shortcut)))

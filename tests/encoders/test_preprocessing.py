@@ -73,8 +73,8 @@ def test_wrong_dtype_or_layout_is_named(images):
         ({"mean": [0, 0, 0]}, "needs mean and std"),
         ({"mean": [0, 0], "std": [1, 1, 1]}, "mean must be a list of 3 values"),
         ({"mean": [0, 0, "x"], "std": [1, 1, 1]}, "mean must be a number, got 'x'"),
-        ({"mean": [0, 0, 0], "std": [1, 0, 1]}, "std must be positive"),
-        ({"mean": [0, 0, 0], "std": [1, 1, 1], "scale": 0}, "scale must be positive"),
+        ({"mean": [0, 0, 0], "std": [1, 0, 1]}, "std and scale must be positive"),
+        ({"mean": [0, 0, 0], "std": [1, 1, 1], "scale": 0}, "std and scale must be positive"),
         (7, "must be a name"),
     ],
 )

@@ -172,5 +172,5 @@ def test_file_without_tensors(tmp_path):
 
 
 def test_absent_file_says_what_to_give(tmp_path):
-    with pytest.raises(DataError, match=r"does not exist: give the path of a .safetensors or .pth file, or 'imagenet'"):
+    with pytest.raises(DataError, match=r"does not exist: give a .safetensors or .pth file, or 'imagenet'"):
         load_weights(network(), tmp_path / "absent.pth")

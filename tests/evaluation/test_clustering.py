@@ -200,14 +200,6 @@ def test_bad_input_is_named(call, message):
         call()
 
 
-def test_an_engine_that_is_not_there_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match='engine "faiss" needs faiss: pip install faiss-cpu, or use engine="own"'):
-        kmeans(torch.eye(4), 2, engine="faiss")
-    with pytest.raises(ValueError, match="engine must be 'auto', 'faiss' or 'own', got 'scipy'"):
-        kmeans(torch.eye(4), 2, engine="scipy")
-
-
 def test_iterations_end_with_a_gain_that_is_too_small_to_matter(monkeypatch):
     points, _ = blobs(6, 40, 4, seed=0, spread=1.5)
     points, start = points.double(), points[:6].double()

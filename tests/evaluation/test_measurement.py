@@ -33,7 +33,7 @@ def test_every_kind_by_name_as_its_own_function_has_it(data):
     embeddings, labels = data
     found = measure(["NMI", "R@1", "covering_radius", "MAP@R", "R@1"], embeddings, labels)
     assert set(found) == {"R@1", "MAP@R", "queries_without_match", "covering_radius", "NMI"}
-    ranked = retrieval_scores(embeddings, labels, recall_at=(1,))
+    ranked = retrieval_scores(embeddings, labels, scores=["R@1", "MAP@R"])
     assert {name: found[name] for name in ("R@1", "MAP@R")} == {name: ranked[name] for name in ("R@1", "MAP@R")}
     assert found["NMI"] == clustering_scores(embeddings, labels)["NMI"]
     assert found["covering_radius"] > 0
@@ -41,7 +41,7 @@ def test_every_kind_by_name_as_its_own_function_has_it(data):
 
 def test_scores_of_a_kind_share_one_pass_and_others_take_none(data, monkeypatch):
     passes = []
-    for name in ("score_rankings", "clustering_scores"):
+    for name in ("retrieval_scores", "clustering_scores"):
         genuine = getattr(retrieval, name)
 
         def counted(*arguments, name=name, genuine=genuine, **options):
@@ -50,9 +50,9 @@ def test_scores_of_a_kind_share_one_pass_and_others_take_none(data, monkeypatch)
 
         monkeypatch.setattr(retrieval, name, counted)
     measure(["R@1", "P@R", "MRR@3"], *data)
-    assert passes == ["score_rankings"]
+    assert passes == ["retrieval_scores"]
     measure(["NMI", "F1"], *data)
-    assert passes == ["score_rankings", "clustering_scores"]
+    assert passes == ["retrieval_scores", "clustering_scores"]
 
 
 def test_rankings_are_of_the_gallery_and_the_rest_is_not(data):
@@ -83,8 +83,7 @@ def test_side_by_side_against_plain_numpy(normalisation):
     ours = retrieval_scores(
         joined,
         labels,
-        recall_at=(),
-        precision_at=(1,),
+        scores=["P@1", "P@R", "MAP@R"],
         distance="cosine" if normalisation == "l2" else "euclidean",
     )
     reference = plain_scores(expected, labels)

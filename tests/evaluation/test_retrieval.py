@@ -12,13 +12,21 @@ from pytorch_metric_learning.distances import CosineSimilarity, LpDistance
 from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from pytorch_metric_learning.utils.inference import CustomKNN
 
-from nearkin.evaluation import neighbours, ranking_scores, retrieval, retrieval_scores
+from nearkin.evaluation import neighbours, retrieval, retrieval_scores
 from nearkin.evaluation.scores import score_named
 
-EVERY_KIND = {"recall_at": (1, 2, 5), "precision_at": (1, 3, 40), "map_at": (2, 40), "ndcg_at": (1, 3, 40)}
+EVERY_KIND = ["R@1", "R@2", "R@5", "MRR@1", "MRR@3", "P@R", "MAP@R", "P@1", "P@3", "P@40", "MAP@2", "MAP@40", "nDCG@1"]
+EVERY_KIND += ["nDCG@3", "nDCG@40"]
 
 
-def plain_ranking_scores(hits, num_true, *, recall_at=(), precision_at=(), map_at=(), ndcg_at=()):
+def of_hits(hits, num_true, names):
+    """The scores of rankings that are already there."""
+    hits, num_true = torch.tensor(hits).bool(), torch.tensor(num_true)
+    counted = num_true > 0
+    return {name: float(score_named(name).per_query(hits[counted], num_true[counted]).mean()) for name in names}
+
+
+def plain_ranking_scores(hits, num_true, names):
     """The definitions, one query and one place at a time."""
 
     def at(ranking, i):
@@ -27,25 +35,24 @@ def plain_ranking_scores(hits, num_true, *, recall_at=(), precision_at=(), map_a
     def precision(ranking, k):
         return sum(at(ranking, i) for i in range(1, k + 1)) / k
 
-    def average_precision(ranking, k):
-        return sum(precision(ranking, i) * at(ranking, i) for i in range(1, k + 1)) / k
-
-    def ndcg(ranking, k, true):
-        gained = sum((2 ** at(ranking, i) - 1) / math.log2(i + 1) for i in range(1, k + 1))
-        return gained / sum(1 / math.log2(i + 1) for i in range(1, min(k, true) + 1))
+    def one(name, ranking, true):
+        kind, k = name.split("@")
+        k = true if k == "R" else int(k)
+        if kind == "P":
+            return precision(ranking, k)
+        if kind == "MAP":
+            return sum(precision(ranking, i) * at(ranking, i) for i in range(1, k + 1)) / k
+        if kind == "nDCG":
+            gained = sum((2 ** at(ranking, i) - 1) / math.log2(i + 1) for i in range(1, k + 1))
+            return gained / sum(1 / math.log2(i + 1) for i in range(1, min(k, true) + 1))
+        return max(at(ranking, i) / (i if kind == "MRR" else 1) for i in range(1, k + 1))
 
     rows = [([int(hit) for hit in ranking], int(true)) for ranking, true in zip(hits, num_true, strict=True) if true]
-    scores = {f"R@{k}": [max(at(r, i) for i in range(1, k + 1)) for r, _ in rows] for k in recall_at}
-    scores["P@R"] = [precision(r, true) for r, true in rows]
-    scores["MAP@R"] = [average_precision(r, true) for r, true in rows]
-    scores |= {f"P@{k}": [precision(r, k) for r, _ in rows] for k in precision_at}
-    scores |= {f"MAP@{k}": [average_precision(r, k) for r, _ in rows] for k in map_at}
-    scores |= {f"nDCG@{k}": [ndcg(r, k, true) for r, true in rows] for k in ndcg_at}
-    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    means = {name: sum(one(name, *row) for row in rows) / len(rows) for name in names}
     return means | {"queries_without_match": float(len(num_true) - len(rows))}
 
 
-def plain_retrieval_scores(embeddings, labels, gallery=None, gallery_labels=None, *, distance, **cutoffs):
+def plain_retrieval_scores(embeddings, labels, gallery=None, gallery_labels=None, *, distance, scores):
     """All distances at once, a stable sort per query."""
     queries = np.asarray(embeddings, dtype=np.float64)
     references, true = (queries, labels) if gallery is None else (np.asarray(gallery, dtype=np.float64), gallery_labels)
@@ -59,7 +66,7 @@ def plain_retrieval_scores(embeddings, labels, gallery=None, gallery_labels=None
         order = [j for j in np.argsort(row, kind="stable") if gallery is not None or j != i]
         hits.append([labels[i] == true[j] for j in order])
         num_true.append(sum(hits[-1]))
-    return plain_ranking_scores(hits, num_true, **cutoffs)
+    return plain_ranking_scores(hits, num_true, scores)
 
 
 def clusters(classes, per_class, dim, *, seed, spread=1.0, dtype=torch.float32):
@@ -81,8 +88,8 @@ MPA_TABLE_3 = [
 
 @pytest.mark.parametrize("ranking, recall, precision, map_at_r, map_at_ten, ndcg", MPA_TABLE_3)
 def test_table_3_of_mpa_to_the_digit(ranking, recall, precision, map_at_r, map_at_ten, ndcg):
-    scores = ranking_scores([ranking], [4], recall_at=(10,), precision_at=(10,), map_at=(10,), ndcg_at=(10,))
-    printed = [f"{100 * scores[name]:.1f}" for name in ("R@10", "P@10", "MAP@R", "MAP@10", "nDCG@10")]
+    scores = of_hits([ranking], [4], ["R@10", "P@10", "MAP@R", "MAP@10", "nDCG@10"])
+    printed = [f"{100 * value:.1f}" for value in scores.values()]
     assert printed == [recall, precision, map_at_r, map_at_ten, ndcg]
 
 
@@ -90,16 +97,10 @@ def test_worked_by_hand():
     # On a line, so that the order can be read off: query 0 sees 1, 2, 3, 4; query 1 sees 0, 2, 3, 4; query 2 sees
     # 1, 3, 0, 4; query 3 sees 2, 4, 1, 0; query 4 sees 3, 2, 1, 0.
     embeddings = torch.tensor([[0.0], [1.0], [2.1], [3.3], [4.6]])
-    scores = retrieval_scores(
-        embeddings,
-        [5, 8, 5, 5, 8],
-        distance="euclidean",
-        recall_at=(1, 2),
-        precision_at=(2,),
-        map_at=(3,),
-        ndcg_at=(2,),
-    )
+    names = ["R@1", "R@2", "P@R", "MAP@R", "P@2", "MAP@3", "nDCG@2"]
+    scores = retrieval_scores(embeddings, [5, 8, 5, 5, 8], distance="euclidean", scores=names)
     hits = [[0, 1, 1, 0], [0, 0, 0, 1], [0, 1, 1, 0], [1, 0, 0, 1], [0, 0, 1, 0]]
+    assert scores.pop("queries_without_match") == 0.0
     assert scores["R@1"] == pytest.approx(1 / 5)
     assert scores["R@2"] == pytest.approx(3 / 5)
     assert scores["P@2"] == pytest.approx(3 / 10)
@@ -108,9 +109,7 @@ def test_worked_by_hand():
     assert scores["MAP@3"] == pytest.approx(((1 / 2 + 2 / 3) / 3 * 2 + 1 / 3 + 1 / 9) / 5)
     second = 1 / math.log2(3)
     assert scores["nDCG@2"] == pytest.approx((2 * second + 1) / (1 + second) / 5)
-    assert scores == pytest.approx(
-        ranking_scores(hits, [2, 1, 2, 2, 1], recall_at=(1, 2), precision_at=(2,), map_at=(3,), ndcg_at=(2,))
-    )
+    assert scores == pytest.approx(of_hits(hits, [2, 1, 2, 2, 1], names))
 
 
 @settings(max_examples=60, deadline=None)
@@ -120,8 +119,9 @@ def test_rankings_score_as_the_definitions_say(data):
     hits = data.draw(st.lists(st.lists(st.booleans(), min_size=length, max_size=length), min_size=rows, max_size=rows))
     num_true = [sum(row) + data.draw(st.integers(0, 9)) for row in hits]
     num_true[0] = max(num_true[0], 1)
-    expected = plain_ranking_scores(hits, num_true, **EVERY_KIND)
-    assert ranking_scores(hits, num_true, **EVERY_KIND) == pytest.approx(expected, abs=1e-12)
+    expected = plain_ranking_scores(hits, num_true, EVERY_KIND)
+    del expected["queries_without_match"]
+    assert of_hits(hits, num_true, EVERY_KIND) == pytest.approx(expected, abs=1e-12)
 
 
 coordinate = st.integers(-2, 2)
@@ -144,8 +144,8 @@ def test_scores_match_plain_numpy(queries, references, distance):
         with pytest.raises(ValueError, match="labels must give at least one query a true reference"):
             retrieval_scores(embeddings, labels, **gallery, distance=distance)
         return
-    scores = retrieval_scores(embeddings, labels, **gallery, distance=distance, **EVERY_KIND)
-    expected = plain_retrieval_scores(embeddings, labels, **gallery, distance=distance, **EVERY_KIND)
+    scores = retrieval_scores(embeddings, labels, **gallery, distance=distance, scores=EVERY_KIND)
+    expected = plain_retrieval_scores(embeddings, labels, **gallery, distance=distance, scores=EVERY_KIND)
     assert list(scores) == list(expected)
     assert scores == pytest.approx(expected, abs=1e-12)
 
@@ -154,8 +154,8 @@ def test_scores_match_plain_numpy(queries, references, distance):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_every_float_type_scores_as_plain_numpy(distance, dtype):
     embeddings, labels = clusters(12, 9, 16, seed=1, spread=2.0, dtype=dtype)
-    scores = retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND)
-    expected = plain_retrieval_scores(embeddings.double().numpy(), labels.numpy(), distance=distance, **EVERY_KIND)
+    scores = retrieval_scores(embeddings, labels, distance=distance, scores=EVERY_KIND)
+    expected = plain_retrieval_scores(embeddings.double().numpy(), labels.numpy(), distance=distance, scores=EVERY_KIND)
     assert 0.2 < scores["R@1"] < 0.95
     assert scores == pytest.approx(expected, abs=1e-12)
 
@@ -190,26 +190,26 @@ def test_agrees_with_pytorch_metric_learning(distance, measure, with_gallery):
 
 def test_lonely_queries_are_left_out_and_counted():
     embeddings = np.array([[0.0], [1.0], [10.0], [11.0], [5.0]])
-    scores = retrieval_scores(embeddings, [1, 1, 2, 2, 3], distance="euclidean", recall_at=(1,))
+    scores = retrieval_scores(embeddings, [1, 1, 2, 2, 3], distance="euclidean", scores=["R@1", "P@R", "MAP@R"])
     assert scores == {"R@1": 1.0, "P@R": 1.0, "MAP@R": 1.0, "queries_without_match": 1.0}
 
 
 def test_with_a_gallery_nothing_is_left_out():
     x = torch.eye(3)
-    assert retrieval_scores(x, [0, 1, 2], x, [0, 1, 2], recall_at=(1,))["R@1"] == 1.0
-    assert retrieval_scores(x, [0, 1, 2], x, [1, 2, 0], recall_at=(1,))["R@1"] == 0.0
+    assert retrieval_scores(x, [0, 1, 2], x, [0, 1, 2], scores=["R@1"])["R@1"] == 1.0
+    assert retrieval_scores(x, [0, 1, 2], x, [1, 2, 0], scores=["R@1"])["R@1"] == 0.0
 
 
 def test_ties_go_to_the_lower_index():
     # Everything equal: query i sees all others in index order, and only 1 and 3 share a class.
-    scores = retrieval_scores(torch.ones(4, 2), [7, 5, 8, 5], recall_at=(1, 2, 3))
+    scores = retrieval_scores(torch.ones(4, 2), [7, 5, 8, 5], scores=["R@1", "R@2", "R@3"])
     assert [scores["R@1"], scores["R@2"], scores["R@3"]] == [0.0, 0.5, 1.0]
     assert scores["queries_without_match"] == 2.0
 
 
 def test_a_collapsed_encoder_is_scored_by_index_alone():
     labels = np.arange(300) % 3
-    scores = retrieval_scores(np.full((300, 32), 0.1, dtype=np.float32), labels, recall_at=(1,))
+    scores = retrieval_scores(np.full((300, 32), 0.1, dtype=np.float32), labels, scores=["R@1"])
     # All but query 0 see row 0 first, of class 0; query 0 sees row 1, of class 1.
     assert scores["R@1"] == pytest.approx(99 / 300)
 
@@ -242,20 +242,20 @@ def test_gallery_labels_may_have_another_type():
 def test_order_of_the_rows_does_not_matter_without_ties():
     embeddings, labels = clusters(10, 7, 8, seed=4, spread=2.0)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    shuffled = retrieval_scores(embeddings[order], labels[order], **EVERY_KIND)
-    assert shuffled == pytest.approx(retrieval_scores(embeddings, labels, **EVERY_KIND), abs=1e-12)
+    shuffled = retrieval_scores(embeddings[order], labels[order], scores=EVERY_KIND)
+    assert shuffled == pytest.approx(retrieval_scores(embeddings, labels, scores=EVERY_KIND), abs=1e-12)
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
 def test_blocks_do_not_change_the_scores(monkeypatch, distance):
     embeddings, labels = clusters(9, 31, 8, seed=5, spread=2.0)
     labels[:60] = 0
-    whole = retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND)
+    whole = retrieval_scores(embeddings, labels, distance=distance, scores=EVERY_KIND)
     for name, value in (("_QUERIES", 16), ("_TILE", 32), ("_SAMPLE", 64)):
         monkeypatch.setattr(neighbours, name, value)
-    assert retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND) == whole
+    assert retrieval_scores(embeddings, labels, distance=distance, scores=EVERY_KIND) == whole
     monkeypatch.setattr(neighbours, "BLOCK_BYTES", 1)
-    assert retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND) == whole
+    assert retrieval_scores(embeddings, labels, distance=distance, scores=EVERY_KIND) == whole
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
@@ -269,7 +269,9 @@ def test_memory_stays_within_the_budget(monkeypatch, distance, copies):
     if copies:
         embeddings[1500:] = embeddings[:1500]
     tracemalloc.start()
-    scores = retrieval_scores(embeddings, labels, distance=distance, ndcg_at=(8,), map_at=(8,))
+    scores = retrieval_scores(
+        embeddings, labels, distance=distance, scores=[*retrieval.RANKING_SCORES, "nDCG@8", "MAP@8"]
+    )
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert scores["queries_without_match"] == 0.0
@@ -290,8 +292,8 @@ def tf32(request):
 def test_cuda_scores_equal_those_of_the_cpu(distance, tf32):
     embeddings, labels = clusters(100, 20, 64, seed=8, spread=2.0)
     embeddings[1000:1100] = embeddings[:100]
-    on_gpu = retrieval_scores(embeddings.cuda(), labels.cuda(), distance=distance, **EVERY_KIND)
-    assert on_gpu == retrieval_scores(embeddings, labels, distance=distance, **EVERY_KIND)
+    on_gpu = retrieval_scores(embeddings.cuda(), labels.cuda(), distance=distance, scores=EVERY_KIND)
+    assert on_gpu == retrieval_scores(embeddings, labels, distance=distance, scores=EVERY_KIND)
     gallery = retrieval_scores(embeddings[:500].cuda(), labels[:500], embeddings[500:], labels[500:], distance=distance)
     assert gallery == retrieval_scores(
         embeddings[:500], labels[:500], embeddings[500:], labels[500:], distance=distance
@@ -326,10 +328,8 @@ GOOD = {"embeddings": torch.eye(4), "labels": [0, 0, 1, 1]}
             "gallery must have 4 columns like the queries, got 3",
         ),
         ({"gallery": torch.ones(0, 4), "gallery_labels": []}, r"gallery must have shape .*, got \[0, 4\]"),
-        ({"recall_at": (0,)}, "each k of recall_at must be an integer of at least 1, got 0"),
-        ({"precision_at": (1.5,)}, "each k of precision_at must be an integer of at least 1, got 1.5"),
-        ({"map_at": 3}, "map_at must be a sequence of integers of at least 1, got 3"),
-        ({"ndcg_at": "8"}, "ndcg_at must be a sequence of integers of at least 1, got '8'"),
+        ({"scores": ["R@0"]}, "unknown score 'R@0'"),
+        ({"scores": ["R@1", "NMI"]}, "scores must be of rankings, got R@1, NMI"),
         ({"distance": "l2"}, "unknown distance 'l2': valid: cosine, euclidean"),
     ],
 )
@@ -338,28 +338,9 @@ def test_bad_input_is_named(arguments, message):
         retrieval_scores(**{**GOOD, **arguments})
 
 
-@pytest.mark.parametrize(
-    "hits, num_true, message",
-    [
-        ([1, 0], [1, 1], r"hits must have shape \[Q, L\] .*, got \[2\]"),
-        ([[1, 2]], [1], "hits must be true or false"),
-        ([[1, 0]], [1, 1], r"num_true must have shape \[1\], got \[2\]"),
-        ([[0, 0], [1, 1]], [1, 1], "got 1 for the 2 hits of row 1"),
-        ([[0, 0]], [-1], "got -1 for the 0 hits of row 0"),
-        ([[0, 0]], [0], "num_true must be positive for at least one query"),
-    ],
-)
-def test_bad_rankings_are_named(hits, num_true, message):
-    with pytest.raises(ValueError, match=message):
-        ranking_scores(hits, num_true)
-
-
 def test_a_perfect_ranking_scores_exactly_one():
-    scores = ranking_scores(
-        torch.ones(1, 9, dtype=torch.bool), torch.tensor([9]), precision_at=(9,), map_at=(9,), ndcg_at=(1, 5, 9, 50)
-    )
-    assert set(scores.values()) == {0.0, 1.0}
-    assert scores["queries_without_match"] == 0.0
+    names = ["R@1", "P@R", "MAP@R", "P@9", "MAP@9", "nDCG@1", "nDCG@5", "nDCG@9", "nDCG@50"]
+    assert set(of_hits([[1] * 9], [9], names).values()) == {1.0}
 
 
 def test_a_ranking_is_followed_as_far_as_the_scores_look():

@@ -18,15 +18,8 @@ from nearkin.evaluation.statistics import (
     fold_combinations,
     mean_interval,
     power_of_t,
-    rank_correlation,
     student_t,
 )
-
-
-def test_ranks_of_equal_values_are_shared():
-    # Ranks 0.5, 0.5, 2, 3 and 0, 1, 2, 3: covariance 4.5 over the root of 4.5 · 5.
-    assert rank_correlation([1, 1, 4, 9], [1, 2, 3, 4]) == pytest.approx(4.5 / (4.5 * 5) ** 0.5)
-    assert math.isnan(rank_correlation([1, 1], [1, 2]))
 
 
 @pytest.mark.parametrize("runs", [2, 3, 5, 12])
@@ -38,7 +31,7 @@ def test_intervals_and_verdicts_are_those_of_the_t_tests(runs, paired):
         ours, theirs = 0.7 + gap + seeds + rng.normal(0, 0.004, runs), 0.7 + seeds
         theirs = theirs if paired else rng.normal(0.7, 0.02, runs + 3)
         test = stats.ttest_rel(ours, theirs) if paired else stats.ttest_ind(ours, theirs, equal_var=False)
-        apart = Statistic.of(ours.tolist()).minus(Statistic.of(theirs.tolist()), paired=paired)
+        apart = Difference.of(Statistic.of(ours.tolist()), Statistic.of(theirs.tolist()), paired=paired)
         assert apart.interval == pytest.approx(tuple(test.confidence_interval()), abs=1e-9)
         assert (apart.verdict != "undecided") == (test.pvalue < 0.05)
         assert apart.runs == (runs, len(theirs))
@@ -56,7 +49,7 @@ def power(df, shift):
 def test_so_many_more_seeds_reach_the_power_and_one_fewer_does_not(gap, paired):
     theirs = [0.70, 0.71, 0.72]
     ours = [value + gap + away for value, away in zip(theirs, (0.009, -0.009, 0.0), strict=True)]
-    apart = Statistic.of(ours).minus(Statistic.of(theirs), paired=paired)
+    apart = Difference.of(Statistic.of(ours), Statistic.of(theirs), paired=paired)
     assert apart.verdict == "undecided"
     if paired:
         deviation, df = np.std(np.subtract(ours, theirs), ddof=1), lambda n: n - 1
@@ -81,8 +74,8 @@ def test_rows_are_paired_where_their_seeds_are_the_same():
 
 def test_without_any_spread_a_difference_is_decided_and_no_difference_never_is():
     theirs = Statistic.of([0.5, 0.75])
-    assert Statistic.of([0.75, 1.0]).minus(theirs, paired=True).verdict == "above"
-    same = theirs.minus(theirs, paired=True)
+    assert Difference.of(Statistic.of([0.75, 1.0]), theirs, paired=True).verdict == "above"
+    same = Difference.of(theirs, theirs, paired=True)
     assert (same.verdict, same.more_seeds) == ("undecided", MOST_SEEDS + 1)
 
 
@@ -91,9 +84,9 @@ def test_no_value_is_no_statistic_and_one_has_no_spread():
     assert Statistic.of_key([None, {}, {"R@1": None}, {"MAP@R": 0.1}], "R@1") is None
     assert Statistic.of_key([{"R@1": 0.0}, None, {"R@1": 1}], "R@1").values == (0.0, 1.0)
     alone = Statistic.of([0.5])
-    apart = alone.minus(Statistic.of([0.4, 0.5]))
+    apart = Difference.of(alone, Statistic.of([0.4, 0.5]))
     assert (alone.spread, apart.interval, apart.verdict, apart.more_seeds) == (None, None, None, None)
-    assert alone.minus(alone, paired=True).verdict is None
+    assert Difference.of(alone, alone, paired=True).verdict is None
 
 
 def test_all_of_it_is_scaled():
@@ -139,7 +132,7 @@ def test_a_difference_is_decided_where_its_interval_leaves_out_nothing(value, in
 def test_seeds_of_the_smaller_side_count_and_beyond_fifty_their_number_is_not_said():
     """Both sides get the same number, as many as the smaller one has and more."""
     ours, theirs = [0.70, 0.72], [0.69, 0.70, 0.71, 0.72, 0.685]
-    apart = Statistic.of(ours).minus(Statistic.of(theirs))
+    apart = Difference.of(Statistic.of(ours), Statistic.of(theirs))
     first, second, gap = np.var(ours, ddof=1), np.var(theirs, ddof=1), np.mean(ours) - np.mean(theirs)
 
     def decides(n):
@@ -148,16 +141,8 @@ def test_seeds_of_the_smaller_side_count_and_beyond_fifty_their_number_is_not_sa
 
     assert apart.verdict == "undecided"
     assert apart.more_seeds == next(more for more in range(1, 99) if decides(2 + more))
-    tiny = Statistic.of([0.70, 0.72, 0.7101]).minus(Statistic.of([0.70, 0.71, 0.72]))
+    tiny = Difference.of(Statistic.of([0.70, 0.72, 0.7101]), Statistic.of([0.70, 0.71, 0.72]))
     assert (tiny.verdict, tiny.more_seeds) == ("undecided", MOST_SEEDS + 1)
-
-
-def test_correlation_of_ranks_is_scipys():
-    rng = np.random.default_rng(0)
-    for _ in range(5):
-        first, second = rng.integers(0, 6, 12).tolist(), rng.normal(size=12).round(1).tolist()
-        assert rank_correlation(first, second) == pytest.approx(stats.spearmanr(first, second).statistic)
-    assert math.isnan(rank_correlation([1, 2], [3, 3]))
 
 
 def test_power_is_a_number_where_a_tail_is_too_small_for_scipy():

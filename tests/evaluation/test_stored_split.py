@@ -67,8 +67,8 @@ def test_renamed_classes_and_new_images_move_nobody():
     assert described(data, splits) == before
     assert np.array_equal(data.table.labels, split.labels)
     new, other = changes.describe(scored=("test",))
-    assert new.startswith("3 images of 1 new class and others came after the run began and are left out (class 0)")
-    assert other.startswith("6 images lie in another class than when the run began (class a → zebra")
+    assert new.startswith("3 images of 1 new class and others came after the run began: left out (class 0)")
+    assert other.startswith("6 images in another class than when the run began (class a → zebra")
     changes.check_training("run")
     protocol = Protocol(ProtocolSection(name="validation"), data.table, splits=splits)
     assert protocol.test_classes == "classes never seen in training"
@@ -79,14 +79,14 @@ def test_what_is_lost_is_counted_by_its_part():
     rows = {name: np.flatnonzero(split.splits == name).tolist() for name in ("train", "test")}
     _, _, changes = split.restore(opened(drop=rows["test"][:1], change=rows["test"][1:2]))
     (line,) = changes.describe(scored=("test",))
-    assert line.startswith("2 of the 6 test images are missing or have changed (")
+    assert line.startswith("2 of 6 test images missing or changed (")
     assert line.endswith("scored without them")
     changes.check_training("run")
     data, splits, changes = split.restore(opened(drop=rows["train"][:1]))
     assert (splits == "train").sum() == len(rows["train"]) - 1 == len(data.digests) - 12
-    with pytest.raises(DataError, match=r"1 of the 12 training images of run is missing \(class .*--overwrite"):
+    with pytest.raises(DataError, match=r"1 of 12 training images missing \(class .*of run cannot .*--overwrite"):
         changes.check_training("run")
-    with pytest.raises(DataError, match=r"2 of the 12 training images of run have changed \("):
+    with pytest.raises(DataError, match=r"2 of 12 training images changed \("):
         split.restore(opened(change=rows["train"][:2]))[2].check_training("run")
 
 
@@ -95,12 +95,12 @@ def test_images_of_a_benchmark_that_were_drawn_anew_are_scored_but_not_trained_o
     tests, trains = (np.flatnonzero(split.splits == name).tolist() for name in ("test", "train"))
     data, splits, changes = split.restore(opened(change=tests[:2], drop=tests[2:3]), by_name=True)
     gone, changed = changes.describe(scored=("test",))
-    assert gone.startswith("1 of the 6 test images is missing (")
-    assert changed.startswith("2 of the 6 test images have changed (")
+    assert gone.startswith("1 of 6 test images missing (")
+    assert changed.startswith("2 of 6 test images changed (")
     assert changed.endswith("scored as they are now")
     greys = [grey for grey, _, part in described(data, splits) if part == "test"]
     assert greys == [100 + tests[0], 100 + tests[1], *tests[3:]]
-    with pytest.raises(DataError, match="1 of the 12 training images of run has changed"):
+    with pytest.raises(DataError, match="1 of 12 training images changed"):
         split.restore(opened(change=trains[:1]), by_name=True)[2].check_training("run")
 
 

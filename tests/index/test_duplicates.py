@@ -128,8 +128,8 @@ def test_same_picture(index, monkeypatch):
     assert found.question == "same picture"
     assert [names(index, group) for group in found.groups] == [{"scene 0", *SAME}]
     assert names(index, found.blank) == {"black", "white"}
-    alike = dict.fromkeys(index.fingerprints(index.ids()), 5)
-    monkeypatch.setattr(index, "fingerprints", lambda ids: alike)  # were all hashes the same
+    alike = dict.fromkeys(index._items.fingerprints(index.ids()), 5)
+    monkeypatch.setattr(index._items, "fingerprints", lambda ids: alike)  # were all hashes the same
     assert {"scene 0", *SAME} in [names(index, group) for group in same_picture(index).groups]
     assert not any(names(index, group) & {"scene 1", *OTHER} for group in same_picture(index).groups)
     monkeypatch.undo()

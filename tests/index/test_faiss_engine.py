@@ -93,7 +93,7 @@ def test_under_a_filter_everything_is_scanned_exactly(tmp_path, scans):
 
 def test_what_finds_too_few_is_scanned_exactly(tmp_path, scans):
     growing = Growing(tmp_path, around_kinds(1500)).to(1500)
-    index, queries = growing.engine._shown[0].index, growing.every[:6].astype(np.float64)
+    index, queries = growing.engine._lists[0].index, growing.every[:6].astype(np.float64)
 
     name = "search_numpy" if hasattr(index, "search_numpy") else "search"  # another test may have put torch into faiss
     inner = getattr(index, name)

@@ -10,8 +10,7 @@ from PIL import Image
 
 import nearkin
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.reranking import reranked_distances
-from nearkin.index import Index, search
+from nearkin.index import Index
 from nearkin.index.search import SearchContext, cropped
 
 
@@ -42,7 +41,7 @@ def test_what_is_excluded_of_one_query_is_not_of_another(make):
     queries = np.eye(6)[:2]
     orders = [in_order(vectors, query) for query in queries]
     excluded = [set(orders[0][:3]), set()]
-    found = list(searched.hits(queries, excluded, 5, None, rerank=None))
+    found = list(searched.hits(queries, excluded, 5))
     assert [hit.id for hit in found[0]][:5] == orders[0][3:8]
     assert [hit.id for hit in found[1]][:5] == orders[1][:5]
 
@@ -50,7 +49,7 @@ def test_what_is_excluded_of_one_query_is_not_of_another(make):
 @pytest.mark.parametrize("wanted", [1, 2, 3])
 def test_a_group_behind_many_hits_of_another_is_found(make, wanted):
     searched, vectors = make(["near"] * 100 + ["far", "farther"])
-    (found,) = searched.hits(np.eye(6)[:1], [set()], wanted, "label", rerank=None)
+    (found,) = searched.hits(np.eye(6)[:1], [set()], wanted, "label")
     order = in_order(vectors, np.eye(6)[0])
     nearest = [min(order.index(row) for row in rows) for rows in (range(100), [100], [101])]
     assert [hit.id for hit in found][:wanted] == [order[rank] for rank in sorted(nearest)][:wanted]
@@ -58,7 +57,7 @@ def test_a_group_behind_many_hits_of_another_is_found(make, wanted):
 
 def test_nothing_where_no_row_is_allowed(make):
     searched, _ = make(["near"] * 4, np.empty(0, dtype=np.int64))
-    assert list(searched.hits(np.eye(6)[:2], [set(), set()], 3, None, rerank=None)) == [[], []]
+    assert list(searched.hits(np.eye(6)[:2], [set(), set()], 3)) == [[], []]
 
 
 @pytest.fixture
@@ -84,52 +83,25 @@ def test_an_image_that_shows_nothing_is_refused(index, size):
         index.search(large, crop=[0, 0, 0.5, 0.07])
 
 
-def test_hits_are_ordered_by_common_neighbours(index):
-    vectors = index.vectors(index.ids())
-    query = vectors[3] + 0.3 * np.random.default_rng(1).normal(size=6)
-    query /= np.linalg.norm(query)
-    plain = index.search(query, k=20)
-    near = index.vectors(ids(plain))
-    ((_, distances),) = reranked_distances(query[None].astype(np.float64), near, k1=5)
-    expected = [plain[place].id for place in distances[0].argsort(stable=True).tolist()]
-    hits = index.search(query, k=20, rerank=5)
-    assert ids(hits) == expected
-    assert {hit.id: hit.score for hit in hits} == pytest.approx({hit.id: hit.score for hit in plain})
-
-
-def test_pages_filters_groups_and_several_queries_go_with_it(index, monkeypatch):
-    how = {"rerank": 5}
-    monkeypatch.setattr(search, "RERANKED", 12)
-    everything = index.search(4, k=100, **how)
+def test_pages_filters_groups_and_several_queries(index):
+    everything = index.search(4, k=100)
     assert len(everything) == 19
     assert 4 not in ids(everything)  # an item does not find itself
-    pages = [index.search(4, k=5, offset=offset, **how) for offset in (0, 5, 10, 15)]
+    pages = [index.search(4, k=5, offset=offset) for offset in (0, 5, 10, 15)]
     assert [each for page in pages for each in ids(page)] == ids(everything)
-    assert index.search([4, 7], k=5, **how)[0] == everything[:5]
-    assert {hit.label for hit in index.search(4, k=50, where={"label": ["kind 1"]}, **how)} == {"kind 1"}
-    grouped = index.search(4, k=4, group_by="label", **how)
+    assert index.search([4, 7], k=5)[0] == everything[:5]
+    assert {hit.label for hit in index.search(4, k=50, where={"label": ["kind 1"]})} == {"kind 1"}
+    grouped = index.search(4, k=4, group_by="label")
     assert len({hit.label for hit in grouped}) == 4
     assert grouped[0] == everything[0]
-    assert 9 not in ids(index.search(like=[9], k=5, **how))
-
-
-def test_beyond_the_candidates_the_plain_order_goes_on(index, monkeypatch):
-    monkeypatch.setattr(search, "RERANKED", 6)
-    plain, changed = ids(index.search(4, k=19)), ids(index.search(4, k=19, rerank=3))
-    assert set(changed[:6]) == set(plain[:6])
-    assert changed[6:] == plain[6:]
+    assert 9 not in ids(index.search(like=[9], k=5))
 
 
 def test_an_empty_index_and_a_single_item_are_no_trouble(model, tmp_path, images):
     empty = Index.create(tmp_path / "empty", model)
-    assert empty.search(np.ones(6), rerank=5) == []
+    assert empty.search(np.ones(6)) == []
     empty.add(sorted(images.rglob("*.png"))[0])
-    assert len(empty.search(np.ones(6), rerank=5)) == 1
-
-
-def test_what_cannot_be_is_refused(index):
-    with pytest.raises(RecipeError, match="got 0"):
-        index.search(1, rerank=0)
+    assert len(empty.search(np.ones(6))) == 1
 
 
 def test_an_index_refuses_the_same_run_with_other_options_and_loads_its_own(trained, photos, tmp_path):

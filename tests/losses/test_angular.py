@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from pytorch_metric_learning import losses as peer
+from tests.losses.similarity_weights import similarity_weights
 
 from nearkin.losses import Angular
 
@@ -72,7 +73,7 @@ def test_the_batch_as_references_adds_only_self_pairs():
 def test_similarity_weights_reach_the_pair_of_positive_and_negative():
     r = math.sqrt(0.5)
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [r, r]], dtype=torch.float64)
-    weights = Angular().similarity_weights(x, torch.tensor([0, 0, 1]))
+    weights = similarity_weights(Angular(), x, torch.tensor([0, 0, 1]))
     share = torch.sigmoid(torch.tensor(4 * math.sqrt(2), dtype=torch.float64)).item()
     # Mean over two pairs: the exponent falls by 4 per unit of s_ap and rises by 4 per unit of s_an and of s_pn, and
     # (a,c) is s_an in one of the pairs and s_pn in the other.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances as peer_distances
 from pytorch_metric_learning import losses as peer
+from tests.losses.similarity_weights import similarity_weights
 
 from nearkin.losses import Contrastive
 
@@ -109,7 +110,7 @@ def test_the_batch_as_references_adds_only_self_pairs_and_those_are_zero(dtype):
 
 def test_similarity_weights_are_one_over_the_distance_and_the_number_of_active_pairs():
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
-    weights = Contrastive(neg_margin=1.5).similarity_weights(x, torch.tensor([0, 0, 1]))
+    weights = similarity_weights(Contrastive(neg_margin=1.5), x, torch.tensor([0, 0, 1]))
     # Active: both orders of the positive pair, d = √2, and of (b, c), d = √2; (a, c) is 2 apart. |∂d/∂s| = 1/d.
     w = 1 / (2 * math.sqrt(2))
     expected = torch.tensor([[0, w, 0], [w, 0, w], [0, w, 0]], dtype=torch.float64)

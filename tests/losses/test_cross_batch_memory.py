@@ -154,16 +154,6 @@ def test_an_empty_state_resets():
     assert loss(torch.eye(2), torch.tensor([0, 0])).item() == pytest.approx(2**0.5, abs=1e-6)
 
 
-def test_similarity_weights_cover_the_batch_and_the_memory():
-    loss = CrossBatchMemory(Contrastive(neg_margin=1.3), size=10, warmup_steps=0)
-    first, second = batches(2)
-    assert loss.similarity_weights(*first).shape == (6, 6)
-    loss(*first)
-    weights = loss.similarity_weights(*second)
-    expected = loss.pair_loss.similarity_weights(*second), loss.pair_loss.similarity_weights(*second, *first)
-    torch.testing.assert_close(weights, torch.cat(expected, dim=1))
-
-
 def test_half_precision_batches_are_stored_in_float32():
     loss = CrossBatchMemory(Contrastive(), size=10, warmup_steps=0)
     loss(torch.eye(2).bfloat16(), torch.tensor([0, 0], dtype=torch.int32))

@@ -70,20 +70,6 @@ def test_with_an_empty_queue_it_is_proxy_anchor_and_eval_mode_stores_nothing():
     assert loss.queue.fill == 0
 
 
-def test_similarity_weights_cover_the_batch_with_the_queue_in_the_loss():
-    torch.manual_seed(0)
-    loss, plain = MomentumProxyAnchor(3, 5).double(), ProxyAnchor(3, 5).double()
-    with torch.no_grad():
-        plain.bank.vectors.copy_(loss.bank.vectors)
-    past, batch = torch.randn(2, 4, 5, dtype=torch.float64)
-    labels = torch.tensor([0, 1, 2, 0])
-    loss(past, labels)
-    weights = loss.similarity_weights(batch, labels)
-    expected = plain.similarity_weights(torch.cat([batch, past]), labels.repeat(2))[:4]
-    torch.testing.assert_close(weights, expected)
-    assert loss.queue.fill == 4
-
-
 def test_resuming_continues_bit_for_bit(tmp_path):
     torch.manual_seed(0)
     loss, resumed = (MomentumProxyAnchor(4, 5, queue_size=7) for _ in range(2))

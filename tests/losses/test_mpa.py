@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.losses.similarity_weights import similarity_weights
 
 from nearkin.losses import (
     AllPairsMultiProxyAnchor,
@@ -83,7 +84,7 @@ def test_pair_weights_of_the_paper(proxy_batch):
     """Equation (8) of the MPA paper, and the form (9) into which it turns it."""
     z, labels = proxy_batch
     loss = MultiProxyAnchor(6, 5, proxies_per_class=3).double()
-    weights = loss.similarity_weights(z, labels)
+    weights = similarity_weights(loss, z, labels)
     alpha, margin, present = 32.0, 0.1, len(set(labels.tolist()))
     s = [[class_similarity(x, p, 0.1, "softmax").item() for p in loss.bank.vectors] for x in z]
     for i, y in enumerate(labels.tolist()):

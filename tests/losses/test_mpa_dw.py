@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from tests.losses.similarity_weights import similarity_weights
 
 from nearkin.losses import DataWiseMultiProxyAnchor
 
@@ -59,7 +60,7 @@ def test_pair_weights_of_the_paper(proxy_batch):
     """Equation (14); in its S_DR the paper prints the same class twice, the first is the c of the sum."""
     z, labels = proxy_batch
     loss = DataWiseMultiProxyAnchor(6, 5, proxies_per_class=3).double()
-    weights = loss.similarity_weights(z, labels)
+    weights = similarity_weights(loss, z, labels)
     alpha, margin, n = 32.0, 0.1, len(z)
     for i, y in enumerate(labels.tolist()):
         s = [class_similarity(z[i], p).item() for p in loss.bank.vectors]
@@ -76,6 +77,6 @@ def test_the_rest_of_the_batch_has_no_say_in_a_samples_gradient():
     torch.manual_seed(0)
     loss = DataWiseMultiProxyAnchor(6, 5, proxies_per_class=2)
     z, labels = torch.randn(4, 5), torch.tensor([0, 1, 1, 3])
-    together = loss.similarity_weights(z, labels)
-    alone = loss.similarity_weights(z[:1], labels[:1])
+    together = similarity_weights(loss, z, labels)
+    alone = similarity_weights(loss, z[:1], labels[:1])
     torch.testing.assert_close(together[:1] * 4, alone)

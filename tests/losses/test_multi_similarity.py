@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning import losses as peer
 from pytorch_metric_learning import miners as peer_miners
+from tests.losses.similarity_weights import similarity_weights
 
 from nearkin.losses import MultiSimilarity
 
@@ -77,7 +78,7 @@ def test_the_batch_as_references_adds_only_self_pairs():
 def test_similarity_weights_equal_the_papers():
     torch.manual_seed(0)
     x, y = torch.randn(9, 4, dtype=torch.float64), torch.arange(9) // 3
-    weights = MultiSimilarity(mining=False).similarity_weights(x, y)
+    weights = similarity_weights(MultiSimilarity(mining=False), x, y)
     s = torch.nn.functional.normalize(x) @ torch.nn.functional.normalize(x).T
     # Equations 7 and 8 of Wang et al.: w = 1 / (e^(∓scale(λ − s)) + Σ_k e^(∓scale(s_k − s))), over N.
     for i in range(9):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances as peer_distances
 from pytorch_metric_learning import losses as peer
+from tests.losses.similarity_weights import similarity_weights
 
 from nearkin.losses import NPair, n_pair
 
@@ -103,7 +104,9 @@ def test_the_batch_as_references_adds_the_self_pairs_as_positives_at_similarity_
 def test_similarity_weights_are_softmax_shares_and_zero_for_samples_that_take_no_part():
     torch.manual_seed(0)
     x, y = torch.randn(6, 4, dtype=torch.float64), torch.tensor([8, 3, 3, 8, 8, 5])
-    weights = NPair().similarity_weights(x, y)
+    weights = torch.zeros(6, 6, dtype=torch.float64)
+    anchors, positives, _ = n_pair._first_two(y)
+    weights.index_put_((anchors[:, None], positives), similarity_weights(NPair(), x, y), accumulate=True)
     # Anchors 1 and 0, positives 2 and 3. The gradient of −log softmax is softmax − 1 and softmax, over two anchors.
     units = torch.nn.functional.normalize(x)
     expected = torch.zeros(6, 6, dtype=torch.float64)

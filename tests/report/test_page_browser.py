@@ -59,7 +59,7 @@ def report(four_runs, tmp_path_factory):
         patch.setattr(page, "_asset", lambda name: asset(name) + (PERSON if name == "page.js" else ""))
         patch.setattr(page, "plot_names", lambda: ["curves", "worst"])
         file = tmp_path_factory.mktemp("browser") / "report.html"
-        return write_report(four_runs, file, view=ViewOptions(device="cpu", classes=4)).file
+        return write_report(four_runs, file, view=ViewOptions(device="cpu", classes=4))[0]
 
 
 @pytest.mark.parametrize("width", [1280, 390], ids=["desktop", "phone"])

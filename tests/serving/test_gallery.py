@@ -799,8 +799,6 @@ def test_only_the_gallery_s_own_files_are_given(client):
         answer = client.get(f"/static/{name}")
         assert answer.status_code == 200
         assert answer.headers["x-content-type-options"] == "nosniff"
-        again = client.get(f"/static/{name}", headers={"If-None-Match": answer.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
         for address in re.findall(r"https?://[^\s\"'`]+", answer.text):
             assert address.startswith("http://www.w3.org/2000/svg")
     for name in ("routes.py", "..%2froutes.py", "%2e%2e/app.py", "index.html", ""):

@@ -121,7 +121,7 @@ def test_a_model_that_fails_is_an_error_of_its_kind(recipe, tmp_path, monkeypatc
     with pytest.raises(kind, match=r"2 of 2 .*the loss became nan at step 3"):
         mlrc(recipe, folder=tmp_path / "check")
     with pytest.raises(DataError, match=r"mlrc\.json"):
-        RealityCheck(recipe, folder=tmp_path / "check").tables()
+        RealityCheck(recipe, folder=tmp_path / "check").table()
 
 
 def test_what_cannot_be_done(recipe, tiny, tmp_path):

@@ -227,8 +227,8 @@ def test_varied_rows_are_all_combinations(tmp_path):
     file = tmp_path / "x.table.yml"
     file.write_text(
         "data: [cub]\nsymbols: {K: objective.proxies_per_class, τ: objective.tau}\nrows:\n"
-        "  mpa: {title: MPA, published: 'K={K}', vary: {K: [1, 4], τ: [1e-1, 0.2]}}\n"
-        "  few: {recipe: mpa, points: [{K: 1, τ: 0.5}, {K: [2, 3], τ: 0.1}]}\n"
+        "  mpa: {title: MPA, published: 'K={K}', vary: {K: [1, 4], τ: [0.1, 0.2]}}\n"
+        "  few: {recipe: mpa, vary: [{K: 1, τ: 0.5}, {K: [2, 3], τ: 0.1}]}\n"
     )
     rows = read_table(find_item("mpa/table-4"), file).rows
     assert [tuple(row.at.values()) for row in rows] == [

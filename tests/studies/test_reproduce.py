@@ -68,7 +68,7 @@ def test_rows_are_run_once_and_stand_next_to_the_published_values(small, monkeyp
     assert results["mpa"].difference(recall) == pytest.approx(mean - 69.2)
     files = study.write()
     assert [file.name for file in files] == ["table-4.md", "table-4.csv", "table-4.json", "table-4.png"]
-    (table,) = study.tables()
+    table = study.table()
     assert files[0].read_text(encoding="utf-8") == markdown(table)
     assert "From scratch" in " ".join(table.conditions)
     written = json.loads(files[2].read_text(encoding="utf-8"))
@@ -84,7 +84,7 @@ def test_a_row_that_fails_or_cannot_be_run_says_why(small):
         "proxy_anchor": "finished",
         "mpa": "skipped",
     }
-    assert any("nowhere" in note for note in study.tables()[0].notes)
+    assert any("nowhere" in note for note in study.table().notes)
     lacking = small("ccp/table-4", ["libc"])
     assert lacking.run() == []
     assert lacking.failure([])[1] == 3
@@ -154,6 +154,6 @@ def test_a_table_in_one_call(photos, tmp_path):
         "mpa/table-7", data=[str(photos)], rows=["mpa-proxies_per_class-1"], settings=settings, folder=tmp_path / "out"
     )
     assert list(study.seeds) == [3], "the first is the recipe's"
-    (table,) = study.tables()
+    table = study.table()
     assert {(record["status"], record["seeds"][0]) for record in table.records} == {("finished", "3")}
     assert (tmp_path / "out" / "table-7.png").exists()

@@ -22,7 +22,6 @@ from nearkin.training.device import (
     keep_freed_memory,
     peak_process_memory,
     pick_device,
-    precision_on,
 )
 from nearkin.training.loop import HealthCheck, train_step
 
@@ -81,12 +80,6 @@ def test_what_float32_means_on_cuda(precision, expected):
     assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == before
 
 
-def test_what_a_precision_comes_to():
-    assert precision_on(CUDA, "tf32") == "tf32"
-    assert precision_on(CPU, "tf32") == precision_on(CPU, "auto") == precision_on(CUDA, "float32") == "float32"
-    assert precision_on(CUDA, "fp16") == "float16"
-
-
 @pytest.mark.gpu
 def test_how_many_bits_float32_and_tf32_keep():
     torch.manual_seed(0)
@@ -120,7 +113,7 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(device.ctypes, "CDLL", lambda _: Library())
     monkeypatch.setattr(device.sys, "platform", "linux")
-    for name in ("LD_PRELOAD", "GLIBC_TUNABLES", device.ALLOCATOR, *(n for n in os.environ if n.startswith("MALLOC_"))):
+    for name in ("LD_PRELOAD", "GLIBC_TUNABLES", *(n for n in os.environ if n.startswith("MALLOC_"))):
         monkeypatch.delenv(name, raising=False)
     keep_freed_memory.cache_clear()
     yield made
@@ -136,7 +129,6 @@ def test_it_is_set_up_once_however_often_it_is_asked_for(calls):
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("NEARKIN_ALLOCATOR", "system"),
         ("MALLOC_TRIM_THRESHOLD_", "1000"),
         ("GLIBC_TUNABLES", "glibc.malloc.arena_max=1"),
         ("LD_PRELOAD", "/usr/lib/libtcmalloc.so.4"),
@@ -178,8 +170,8 @@ def test_memory_that_was_freed_is_taken_again_without_page_faults():
     """64 MB taken and freed five times over are 78,125 pages of 4 KiB, or 150 huge ones."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "LD_PRELOAD", "GLIBC_"))}
     faults = {}
-    for choice in ("", "system"):
-        given = environment | {device.ALLOCATOR: choice}
+    for choice, tuning in (("", {}), ("system", {"MALLOC_ARENA_MAX": "9"})):
+        given = environment | tuning
         told = subprocess.run([sys.executable, "-c", PROBE], env=given, capture_output=True, text=True, check=True)
         kept, count = told.stdout.split()
         assert kept == str(choice == "")

@@ -75,7 +75,7 @@ def test_with_mirror_images_it_is_the_mean_of_both_normalised(normalisation):
     found = embed_images(encoder, IMAGES, TRANSFORM, workers=1, flip=True, batch_size=3)
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
     assert not torch.allclose(found, plain, atol=1e-3)
-    given = embed_images(encoder, IMAGES, TRANSFORM, flip=True, crops=[torch.from_numpy(np.stack(crops))])
+    given = embed_images(encoder, IMAGES, TRANSFORM, flip=True, crops=lambda share: [torch.from_numpy(np.stack(crops))])
     torch.testing.assert_close(given, found)
     swapped = ArrayImages(np.stack([IMAGES[row][:, ::-1] for row in range(7)]))
     torch.testing.assert_close(embed_images(encoder, swapped, TRANSFORM, workers=1, flip=True), found)

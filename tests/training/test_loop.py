@@ -333,7 +333,7 @@ def test_during_warm_up_once_without_gradient(stepped):
 def test_a_momentum_network_sees_pieces_too(stepped):
     def watch(state):
         state.method.start(state)
-        state.method._following(state).register_forward_hook(lambda module, inputs, _: seen.append(len(inputs[0])))
+        state.method._follower.register_forward_hook(lambda module, inputs, _: seen.append(len(inputs[0])))
 
     seen = []
     momentum = ("method.name=momentum", "objective.name=momentum_proxy_anchor", "objective.queue_size=20")

@@ -13,7 +13,7 @@ from torch import nn
 from nearkin.data.device_images import DeviceImages
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.backbone import Backbone
-from nearkin.encoders.encoder import AvgPool
+from nearkin.encoders.encoder import Pool
 from nearkin.encoders.preprocessing import HALF
 from nearkin.errors import Notice, RecipeError
 from nearkin.training import memory
@@ -36,7 +36,7 @@ class TwoConvolutions(Backbone):
 
 def test_what_is_kept_by_hand():
     """The pixels (3 channels) and the map after the ReLU (8 channels), four bytes each; weights do not count."""
-    encoder = Encoder(TwoConvolutions(), AvgPool(), dim=5)
+    encoder = Encoder(TwoConvolutions(), Pool(torch.mean), dim=5)
     assert memory.kept_per_pixel(encoder, 40, CPU, None) == pytest.approx(4 * (3 + 8))
     assert memory.kept_per_pixel(encoder, 40, CPU, torch.bfloat16) == pytest.approx(2 * (3 + 8))
 

@@ -151,7 +151,9 @@ def test_pieces_with_batch_statistics_are_refused():
     check_micro_batch(TrainingSection(batch_size=8, micro_batch=8), True)
     check_micro_batch(TrainingSection(batch_size=8), True)
     check_micro_batch(TrainingSection(batch_size=8, micro_batch=7), False)
-    with pytest.raises(RecipeError, match=r"micro_batch=7 .*another training: set encoder\.freeze_batch_norm=true"):
+    with pytest.raises(
+        RecipeError, match=r"micro_batch=7 .*statistics of its own: set encoder\.freeze_batch_norm=true"
+    ):
         check_micro_batch(TrainingSection(batch_size=8, micro_batch=7), True)
 
 

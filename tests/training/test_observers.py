@@ -95,7 +95,7 @@ def test_the_time_of_a_run_is_said_once_from_its_first_steps():
 
     # The steps left take a second each, and 20 evaluations four.
     (line,) = lines_of(train)
-    assert line == "about 3 minutes in all, by the first steps"
+    assert line == "about 0:02:55 in all, by the first steps"
     assert progress.seconds_left(state(6), 1.0) == 4
 
 
@@ -103,7 +103,8 @@ def test_tensorboard_gets_the_same_numbers(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder = RunFolder(tmp_path)
-    observer = progress.Observers(progress.TensorBoardObserver(folder.path))
+    observer = progress.ConsoleObserver(Console(file=io.StringIO()))
+    observer.others.append(progress.TensorBoardObserver(folder.path))
     observer.on_step(state(), 2.5, 8)
     observer.on_evaluation(state(), ROW)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()

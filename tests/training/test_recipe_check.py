@@ -27,7 +27,7 @@ SMALL = {
         ("method.name=ccp", r"set method\.steps_per_problem"),
         ("objective.alpha=-1", r"objective\.alpha must be positive"),
         ("encoder.weights=nowhere.pth", r"encoder\.weights names 'nowhere\.pth', which is not a file"),
-        ("encoder.weights=imagenet", r"encoder\.weights=imagenet, and backbone 'small' does not bring"),
+        ("encoder.weights=imagenet", r"backbone 'small' does not bring"),
         ("encoder.backbone=smal", "unknown backbone 'smal'; did you mean 'small'"),
         ("encoder.pooling=mean", "unknown pooling 'mean'"),
         ("training.micro_batch=4", r"training\.micro_batch=4 would give .*set encoder\.freeze_batch_norm=true"),

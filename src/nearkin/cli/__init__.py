@@ -15,9 +15,9 @@ from typing import NoReturn
 # The order here is the order of the commands in --help.
 from nearkin.cli._app import app, is_distributed, label_line, say
 
-from nearkin.cli import training, index, search, serve, report, studies, look_up  # noqa: F401  # isort: skip
+from nearkin.cli import training, index, search, report, studies, look_up  # noqa: F401  # isort: skip
 from nearkin.disk import REFUSED, output_error
-from nearkin.errors import NearkinError, catching_out_of_memory, lacks_torch, notices_to
+from nearkin.errors import MissingExtraError, NearkinError, catching_out_of_memory, notices_to
 
 __all__ = ["app", "main"]
 
@@ -39,7 +39,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        _fail(lacks_torch("this command"))
+        _fail(MissingExtraError("this command needs torch, which is not installed here: pip install torch"))
     except KeyboardInterrupt:
         if _prints_errors():
             say("interrupted", stderr=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -61,13 +61,12 @@ DISTRIBUTED = ("train", "evaluate", "embed")
 
 
 @app.callback()
-def options(
+def check_processes(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Options of every command."""
     if is_distributed() and context.invoked_subcommand not in DISTRIBUTED:
         raise RecipeError(
             f"torchrun is for nearkin {', '.join(DISTRIBUTED)}: start nearkin {context.invoked_subcommand} without it"
@@ -117,6 +116,14 @@ def progress_console(verbose: bool) -> Console:
 def say(text: str, *, style: str = "", stderr: bool = False) -> None:
     """Print a line as it is, without markup."""
     Console(stderr=stderr).print(Text(text, style=style), soft_wrap=True)
+
+
+def say_first(lines: Sequence[str], most: int, more: str = "more") -> None:
+    """Print the first lines, and how many there are besides."""
+    for line in lines[:most]:
+        say(line)
+    if len(lines) > most:
+        say(f"  … and {len(lines) - most:,} {more}")
 
 
 @contextmanager

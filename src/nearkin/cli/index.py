@@ -12,20 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from nearkin.cli._app import SEARCH, app, confirm, print_table, progress_bar, say
-from nearkin.cli.options import (
-    ClassFolders,
-    Device,
-    EvalSize,
-    Flip,
-    IndexFolder,
-    Json,
-    Verbose,
-    Where,
-    With,
-    Yes,
-    check_figure_file,
-)
+from nearkin.cli import options
+from nearkin.cli._app import SEARCH, app, confirm, print_table, progress_bar, say, say_first
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -65,35 +53,30 @@ def index(
         list[str],
         typer.Argument(
             metavar="RUN FOLDER|MANIFEST",
-            help="A run folder, or a file that 'nearkin export' wrote, and the images to add: folders, manifests or "
-            "image files.",
+            help="A run or exported file, and the images to add: folders, manifests or image files.",
         ),
     ],
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The index: a new folder, or an index to add to.")
-    ] = None,
-    labels: Annotated[
-        bool, typer.Option("--labels/--no-labels", help="Label images by their folder or manifest.")
-    ] = True,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new folder, or an index to add to.")] = None,
+    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Label by folder or manifest.")] = True,
     test_images: Annotated[
         bool, typer.Option("--test-images", help="Add the run's test images instead of a folder.")
     ] = False,
-    class_folders: ClassFolders = None,
-    flip: Flip = None,
-    eval_size: EvalSize = None,
-    also: With = None,
+    class_folders: options.ClassFolders = None,
+    flip: options.Flip = None,
+    eval_size: options.EvalSize = None,
+    also: options.With = None,
     engine: Annotated[
         str | None,
         typer.Option(
             "--engine",
             metavar="NAME|ADDRESS",
-            help="The search engine: exact, faiss, postgresql://HOST/DATABASE (pgvector) or http://HOST:19530 "
-            "(Milvus). Changes that of an existing index. Default: exact.",
+            help="exact (the default), faiss, postgresql://HOST/DATABASE (pgvector) or http://HOST:19530 (Milvus). "
+            "Changes that of an existing index.",
         ),
     ] = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Embed images and add them to an index, which is created if needed. The word 'add' may be left out.
 
@@ -131,32 +114,30 @@ def index(
         return
     known = f", {added.known:,} were there already" if added.known else ""
     say(f"{added.added:,} images added{known}; {output} holds {len(opened):,}.")
-    _print_failed(added.failed)
+    say_first([f"  could not read {path}: {reason}" for path, reason in added.failed], _SHOWN)
     for line in added.left_out:
         say(f"Left out: {line}")
     names, classes = {label for label, _ in opened.label_counts()}, model.classes()
-    if classes and names - classes:
-        say(
-            f"Labels: {len(names - classes):,} of {len(names):,} are no classes of {words[0]}, which has "
-            f"{len(classes):,}. If the folders were to be read in another way, see --class-folders."
-        )
+    if classes and (others := names - classes):
+        known = f"are no classes of {words[0]}, which has {len(classes):,}"
+        say(f"Labels: {len(others):,} of {len(names):,} {known}. --class-folders reads folders in another way.")
     say(f"Next: nearkin search {output} IMAGE")
     say(f"      nearkin serve {output} --open  (the gallery, in a browser)")
 
 
 @commands.command("status")
 def show_status(
-    folder: IndexFolder,
+    folder: options.IndexFolder,
     figure: Annotated[
         Path | None,
         typer.Option("--figure", metavar="PNG", help="Also draw the reliability of the confidences into this file."),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show what an index holds, which files could not be read, and how reliable the confidences are."""
     from nearkin.index import Index
 
-    check_figure_file(figure, "--figure")
+    options.check_figure_file(figure, "--figure")
     status = Index.open(folder).status()
     if figure is not None:
         if status.confidence is None:
@@ -169,14 +150,14 @@ def show_status(
 
 @commands.command("upgrade")
 def upgrade(
-    folder: IndexFolder,
+    folder: options.IndexFolder,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, or exported file, with the new encoder.")],
     drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Remove items whose file is missing or has changed.")
+        bool, typer.Option("--drop-missing", help="Drop items whose file is gone or changed.")
     ] = False,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Embed all images of an index again with another encoder, which replaces the old one at the end.
 
@@ -195,18 +176,15 @@ def upgrade(
         print(json.dumps(asdict(done)))
         return
     say(f"{folder}: {done.items:,} images embedded with {run}")
-    for id, reason in done.dropped[:_SHOWN]:
-        say(f"  removed item {id}: {reason}")
-    if len(done.dropped) > _SHOWN:
-        say(f"  … and {len(done.dropped) - _SHOWN:,} more")
+    say_first([f"  removed item {id}: {reason}" for id, reason in done.dropped], _SHOWN)
 
 
 @commands.command("export")
 def export(
-    folder: IndexFolder,
+    folder: options.IndexFolder,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .parquet.")],
-    where: Where = None,
-    as_json: Json = False,
+    where: options.Where = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write ids, paths, labels, further columns and vectors to one file.
 
@@ -227,11 +205,11 @@ def export(
 
 @commands.command("remove")
 def remove(
-    folder: IndexFolder,
+    folder: options.IndexFolder,
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Items to remove.")] = None,
-    where: Where = None,
-    yes: Yes = False,
-    as_json: Json = False,
+    where: options.Where = None,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
 ) -> None:
     """Remove items from an index, by id or by a condition. Their files stay.
 
@@ -268,10 +246,7 @@ def _print_status(status: Status, *, as_json: bool) -> None:
         _print_unfinished(status, status.unfinished)
     twice = f", {status.duplicates:,} of these the same as another" if status.duplicates else ""
     say(f"Files: {status.found:,} found, {status.embedded:,} embedded{twice}, {len(status.failed):,} failed")
-    _print_failed(status.failed)
-    for source, lines in status.left_out.items():
-        for line in lines:
-            say(f"Left out of {source}: {line}")
+    say_first([f"  could not read {path}: {reason}" for path, reason in status.failed], _SHOWN)
     if status.columns:
         say(f"Further columns: {', '.join(status.columns)}")
     asked = "".join(f", {key} {value}" for key, value in status.model_options.items())
@@ -307,10 +282,3 @@ def _print_unfinished(status: Status, unfinished: Unfinished) -> None:
     sources = [shlex.quote(source) for source in unfinished.sources]
     given = " ".join(sources) if 1 <= len(sources) <= _SHOWN else "IMAGES"
     say(f"{progress}. Continue with the same command: nearkin index {status.model} {given} -o {status.path}")
-
-
-def _print_failed(failed: tuple[tuple[str, str], ...]) -> None:
-    for path, reason in failed[:_SHOWN]:
-        say(f"  could not read {path}: {reason}")
-    if len(failed) > _SHOWN:
-        say(f"  … and {len(failed) - _SHOWN:,} more")

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from nearkin.cli import options
 from nearkin.cli._app import LOOK_UP, app, confirm, say
-from nearkin.cli.options import DataRoot, Json, Yes
 
 
 @app.command("list", rich_help_panel=LOOK_UP)
@@ -22,9 +22,9 @@ def list_(
             "their options; plots, the figures of 'nearkin plot'; datasets, the benchmarks found on this machine.",
         ),
     ],
-    data_root: DataRoot = None,
+    data_root: options.DataRoot = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """List what there is to choose from.
 
@@ -53,8 +53,8 @@ def list_(
 @app.command(rich_help_panel=LOOK_UP)
 def cache(
     clear: Annotated[bool, typer.Option("--clear", help="Remove everything in it, after asking.")] = False,
-    yes: Yes = False,
-    as_json: Json = False,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show the size of the cache of decoded images, or clear it.
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from nearkin.index import Index
     from nearkin.recipe import Recipe
@@ -24,47 +24,47 @@ Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, c
 Format = Annotated[Literal["table", "md", "latex", "csv"], typer.Option("--format", help="How to print the result.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 RunFolders = Annotated[
-    list[Path],
-    typer.Argument(metavar="RUN...", help="Run folders, or folders of 'nearkin compare' for all their runs."),
+    list[Path], typer.Argument(metavar="RUN...", help="Run folders, or those of 'nearkin compare' for all their runs.")
 ]
 OneRun = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
-DataRoot = Annotated[
-    Path | None, typer.Option("--data-root", help="Folder that holds the benchmarks. Default: $NEARKIN_DATA.")
-]
-MovedData = Annotated[
-    str | None, typer.Option("--data", help="Where the runs' images are now, if they have moved since training.")
-]
-OtherData = Annotated[
-    str | None, typer.Option("--data", help="Images instead of the recipe's: a benchmark, a folder or a manifest.")
+DataRoot = Annotated[Path | None, typer.Option("--data-root", help="Folder of the benchmarks. Default: $NEARKIN_DATA.")]
+MovedData = Annotated[str | None, typer.Option("--data", help="Where the runs' images are now, if they have moved.")]
+Data = Annotated[
+    str | None,
+    typer.Option("--data", help="A folder with one folder per class, a CSV or JSONL manifest, or a benchmark's name."),
 ]
 ClassFolders = Annotated[
     Literal["deepest", "top"] | None,
     typer.Option(
-        "--class-folders",
-        help="Which folders are the classes where folders are nested: those that hold images (deepest), or those at "
-        "the top.",
+        "--class-folders", help="Which of nested folders are classes: those that hold images, or the top ones."
     ),
 ]
 
+RecipeAndChanges = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE [KEY=VALUE]...", help="A recipe file or name, then changes to it, such as encoder.dim=128."
+    ),
+]
+RunsFolder = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Folder for all runs. Default: one in runs/ named after the data.")
+]
 Epochs = Annotated[int | None, typer.Option("--epochs", min=0, help="Epochs of every run.")]
 Jobs = Annotated[int, typer.Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")]
 ListRows = Annotated[bool, typer.Option("--list", help="Show the rows and train nothing.")]
 
 Flip = Annotated[
     bool | None,
-    typer.Option("--flip/--no-flip", help="Average each embedding with the mirror image's. Default: as in the run."),
+    typer.Option("--flip/--no-flip", help="Average with the mirror image's embedding. Default: as in the run."),
 ]
-EvalSize = Annotated[
-    int | None, typer.Option("--eval-size", help="Side of the crops in pixels, such as 288. Default: as in the run.")
-]
+EvalSize = Annotated[int | None, typer.Option("--eval-size", help="Side of the crops in pixels. Default: the run's.")]
 With = Annotated[
-    list[Path] | None,
-    typer.Option("--with", metavar="RUN", help="Concatenate the embeddings of this run, with equal weight. Repeat."),
+    list[Path] | None, typer.Option("--with", metavar="RUN", help="Concatenate this run's embeddings. Repeat for more.")
 ]
 Rerank = Annotated[
     int | None,
-    typer.Option("--rerank", metavar="K", min=1, help="Re-rank hits by common k-reciprocal neighbours, such as 20."),
+    typer.Option("--rerank", metavar="K", min=1, help="Re-rank by common k-reciprocal neighbours, such as 20."),
 ]
 
 IndexFolder = Annotated[Path, typer.Argument(metavar="INDEX", help="An index that 'nearkin index' made.")]
@@ -72,9 +72,7 @@ Where = Annotated[
     list[str] | None,
     typer.Option("--where", metavar="FIELD=VALUE", help="Only these: label=tit (twice: either), 'year>=2020'."),
 ]
-MovedRun = Annotated[
-    Path | None, typer.Option("--run", help="The run or exported file that made the index, if it has moved since.")
-]
+MovedRun = Annotated[Path | None, typer.Option("--run", help="The index's run or exported file, if it has moved.")]
 Sheet = Annotated[Path | None, typer.Option("--sheet", metavar="PNG", help="Also draw a contact sheet into this file.")]
 
 MapClasses = Annotated[int, typer.Option("--classes", min=2, help="Classes in a map of embeddings.")]
@@ -103,28 +101,13 @@ def open_index(folder: Path, run: Path | None, device: str | None) -> Index:
     return Index.open(folder, reload(run or status.model, status.model_options, device=device))
 
 
-def changes_from(
-    given: Sequence[str],
-    *,
-    data: str | None = None,
-    epochs: int | None = None,
-    root: Path | None = None,
-    device: str | None = None,
-    class_folders: str | None = None,
-    flip: bool | None = None,
-    eval_size: int | None = None,
-) -> list[str]:
-    """The changes ``key=value`` that were given, then those that options stand for."""
-    options = {
-        "data.source": data,
-        "data.root": None if root is None else str(root),
-        "data.class_folders": class_folders,
-        "training.epochs": epochs,
-        "training.device": device,
-        "protocol.flip": flip,
-        "protocol.eval_size": eval_size,
-    }
-    return [*given, *(f"{key}={json.dumps(value)}" for key, value in options.items() if value is not None)]
+def changes_from(given: Sequence[str], options: Mapping[str, object]) -> list[str]:
+    """The changes ``key=value`` that were given, then those of options by the key that they stand for.
+
+    >>> changes_from(["training.seed=1"], {"training.epochs": 5, "training.device": None})
+    ['training.seed=1', 'training.epochs=5']
+    """
+    return [*given, *(f"{key}={json.dumps(value, default=str)}" for key, value in options.items() if value is not None)]
 
 
 def split_arguments(arguments: Sequence[str] | None, *, what: str) -> tuple[str | None, list[str]]:
@@ -136,25 +119,16 @@ def split_arguments(arguments: Sequence[str] | None, *, what: str) -> tuple[str 
 
 
 def recipe_from(
-    arguments: Sequence[str] | None,
-    data: str | None,
-    console: Console,
-    *,
-    root: Path | None = None,
-    device: str | None = None,
-    class_folders: str | None = None,
-    epochs: int | None = None,
+    arguments: Sequence[str] | None, data: str | None, options: Mapping[str, object], console: Console
 ) -> Recipe:
     """The recipe of a command line: a name and changes to it, or what suits the images of --data."""
     from nearkin.runs.folder import own_photos_recipe
     from nearkin.training.recipe_check import load_recipe
 
     name, changes = split_arguments(arguments, what="recipe")
-    changes = changes_from(changes, epochs=epochs, root=root, device=device, class_folders=class_folders)
+    changes = changes_from(changes, options)
     if name is not None:
-        return load_recipe(name, changes_from(changes, data=data))
+        return load_recipe(name, changes_from(changes, {"data.source": data}))
     if data is None:
-        raise RecipeError(
-            "what to train? Name a recipe (nearkin list recipes shows them) or give images with --data FOLDER"
-        )
+        raise RecipeError("what to train? Name one of 'nearkin list recipes' or give images with --data FOLDER")
     return own_photos_recipe(data, changes, say=console.print)

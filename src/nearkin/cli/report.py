@@ -10,20 +10,8 @@ from typing import Annotated, Literal
 import typer
 
 from nearkin.catalogue import plot_names
+from nearkin.cli import options
 from nearkin.cli._app import COMPARE, app, print_table, progress_console, say
-from nearkin.cli.options import (
-    Checkpoint,
-    DataRoot,
-    Device,
-    Format,
-    Json,
-    MapClasses,
-    MovedData,
-    RunFolders,
-    Verbose,
-    ViewSeed,
-    names_in,
-)
 from nearkin.errors import DataError
 
 
@@ -31,24 +19,20 @@ from nearkin.errors import DataError
 def plot(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders that share their data.")],
     only: Annotated[
-        str | None,
-        typer.Option(
-            "--only",
-            help=f"Figures to draw, separated by commas: {', '.join(plot_names())}. Default: all.",
-        ),
+        str | None, typer.Option("--only", help=f"Figures, comma-separated: {', '.join(plot_names())}. Default: all.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
     ] = None,
     file_format: Annotated[Literal["png", "pdf", "svg"], typer.Option("--format", help="Of the files.")] = "png",
-    classes: MapClasses = 12,
-    seed: ViewSeed = 0,
-    checkpoint: Checkpoint = "best",
-    data: MovedData = None,
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    classes: options.MapClasses = 12,
+    seed: options.ViewSeed = 0,
+    checkpoint: options.Checkpoint = "best",
+    data: options.MovedData = None,
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Draw figures of one run, or of several on the same axes.
 
@@ -64,52 +48,45 @@ def plot(
 
     view = ViewOptions(checkpoint=checkpoint, classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     written: list[str] = []
-    missing: dict[tuple[str | None, str], list[str]] = {}
-    with ConsoleObserver(progress_console(verbose)) as observer:
+    missing: list[dict[str, str | None]] = []
+    figures_by_reason: dict[str, list[str]] = {}
+    names = options.names_in(only) or ()
+    with ConsoleObserver(progress_console(verbose)) as bar:
         for drawn in save_figures(
-            runs,
-            only=names_in(only) or (),
-            output=output,
-            file_format=file_format,
-            view=view,
-            progress=observer.decoding,
+            runs, only=names, output=output, file_format=file_format, view=view, progress=bar.decoding
         ):
             if drawn.file is not None:
                 written.append(str(drawn.file))
                 if not as_json:
-                    say(str(drawn.file))
+                    say(written[-1])
                 continue
             of_run = str(drawn.run.folder.path) if drawn.run is not None and len(runs) > 1 else None
-            missing.setdefault((of_run, drawn.reason), []).append(drawn.name)
+            missing.append({"figure": drawn.name, "run": of_run, "reason": drawn.reason})
+            reason = f"{f' of {of_run}' if of_run else ''}: {drawn.reason}"
+            figures_by_reason.setdefault(reason, []).append(drawn.name)
     if as_json:
-        listed = [
-            {"figure": name, "run": of_run, "reason": reason}
-            for (of_run, reason), names in missing.items()
-            for name in names
-        ]
-        print(json.dumps({"written": written, "not_drawn": listed}))
+        print(json.dumps({"written": written, "not_drawn": missing}))
     else:
-        for (of_run, reason), names in missing.items():
-            say(f"not drawn: {', '.join(names)}{f' of {of_run}' if of_run else ''}: {reason}", stderr=True)
+        for reason, figures in figures_by_reason.items():
+            say(f"not drawn: {', '.join(figures)}{reason}", stderr=True)
     if not written:
         raise DataError("nothing was drawn: each figure's reason is above")
 
 
 @app.command(rich_help_panel=COMPARE)
 def report(
-    runs: RunFolders,
+    runs: options.RunFolders,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write. Default: report.html, in RUN when there is only one."),
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: report.html, in RUN if there is one.")
     ] = None,
     open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    classes: MapClasses = 12,
-    seed: ViewSeed = 0,
-    data: MovedData = None,
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    classes: options.MapClasses = 12,
+    seed: options.ViewSeed = 0,
+    data: options.MovedData = None,
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Write a report on runs as one HTML file that needs no network.
 
@@ -128,24 +105,23 @@ def report(
 
     view = ViewOptions(classes=classes, seed=seed, device=device, data_root=data_root, data=data)
     with ConsoleObserver(progress_console(verbose)) as observer:
-        written = write_report(runs, output, view=view, progress=observer.decoding)
+        file, missing = write_report(runs, output, view=view, progress=observer.decoding)
+    size = file.stat().st_size
     if as_json:
-        print(json.dumps({"file": str(written.file), "bytes": written.size, "not_shown": list(written.missing)}))
+        print(json.dumps({"file": str(file), "bytes": size, "not_shown": missing}))
     else:
-        for line in written.missing:
+        for line in missing:
             say(f"not shown: {line}", stderr=True)
-        say(f"{written.file} ({written.size / 1e6:.1f} MB)")
+        say(f"{file} ({size / 1e6:.1f} MB)")
     if open_:
-        webbrowser.open(written.file.resolve().as_uri())
+        webbrowser.open(file.resolve().as_uri())
 
 
 @app.command(rich_help_panel=COMPARE)
 def table(
-    runs: RunFolders,
-    format_: Format = "md",
-    metrics: Annotated[
-        str | None, typer.Option("--metrics", help="Scores to show, separated by commas, such as R@1,MAP@R.")
-    ] = None,
+    runs: options.RunFolders,
+    format_: options.Format = "md",
+    metrics: Annotated[str | None, typer.Option("--metrics", help="Scores to show, such as R@1,MAP@R.")] = None,
 ) -> None:
     """Print the scores of runs as a table for a paper, a page or a program.
 
@@ -158,7 +134,7 @@ def table(
     from nearkin.report.score_tables import score_table
 
     gathered = gather_runs(runs)
-    scores = score_table(gathered.groups, metrics=names_in(metrics))
+    scores = score_table(gathered.groups, metrics=options.names_in(metrics))
     for line in gathered.left_out:
         say(f"left out: {line}", stderr=True)
     print_table(scores, format_)

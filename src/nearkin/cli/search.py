@@ -1,28 +1,20 @@
-"""Commands that query an index: search, classify, duplicates, cluster."""
+"""Commands that query an index: search, classify, duplicates, cluster, serve."""
 
 from __future__ import annotations
 
 import json
+import secrets
+import webbrowser
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from nearkin.cli._app import SEARCH, app, print_table, progress_bar, say
-from nearkin.cli.options import (
-    Device,
-    IndexFolder,
-    Json,
-    MovedRun,
-    Rerank,
-    Sheet,
-    Verbose,
-    Where,
-    check_figure_file,
-    open_index,
-)
-from nearkin.errors import RecipeError
+from nearkin.cli import options
+from nearkin.cli._app import SEARCH, app, print_table, progress_bar, say, say_first
+from nearkin.errors import RecipeError, require
 
 if TYPE_CHECKING:
     from nearkin.index import Hit
@@ -33,33 +25,26 @@ _SHOWN = 20
 
 @app.command(rich_help_panel=SEARCH)
 def search(
-    folder: IndexFolder,
-    images: Annotated[
-        list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Images to look for. None with --like alone.")
-    ] = None,
+    folder: options.IndexFolder,
+    images: Annotated[list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Images to look for.")] = None,
     k: Annotated[int, typer.Option("-k", help="How many to find.")] = 10,
-    where: Where = None,
+    where: options.Where = None,
     crop: Annotated[
-        str | None,
-        typer.Option("--crop", metavar="X,Y,W,H", help="Search with a part of the image: pixels or fractions."),
+        str | None, typer.Option("--crop", metavar="X,Y,W,H", help="A part of the image, in pixels or fractions.")
     ] = None,
     like: Annotated[list[int] | None, typer.Option("--like", metavar="ID", help="Also like this item.")] = None,
     unlike: Annotated[list[int] | None, typer.Option("--unlike", metavar="ID", help="Not like this item.")] = None,
     group_by: Annotated[
-        str | None,
-        typer.Option("--group-by", metavar="FIELD", help="Only the nearest of each value, such as of each label."),
+        str | None, typer.Option("--group-by", metavar="FIELD", help="Only the nearest of each label or other value.")
     ] = None,
-    min_confidence: Annotated[
-        float | None, typer.Option("--min-confidence", help="Only hits with at least this confidence.")
-    ] = None,
+    min_confidence: Annotated[float | None, typer.Option("--min-confidence", help="Least confidence of a hit.")] = None,
     all_copies: Annotated[
         bool, typer.Option("--all-copies", help="Show every copy of a photo, not one with their number.")
     ] = False,
-    sheet: Sheet = None,
-    rerank: Rerank = None,
-    run: MovedRun = None,
-    device: Device = None,
-    as_json: Json = False,
+    sheet: options.Sheet = None,
+    run: options.MovedRun = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
 ) -> None:
     """Find the images that look most like one.
 
@@ -75,26 +60,25 @@ def search(
 
     if not images and not like:
         raise RecipeError(f"give an image to look for: nearkin search {folder} IMAGE, or ids with --like")
-    check_figure_file(sheet, "--sheet")
+    options.check_figure_file(sheet, "--sheet")
     if crop is not None and len(images or []) != 1:
         raise RecipeError("--crop is a part of one image: give exactly one")
     condition = parse_where(where or [])
     box = None if crop is None or not images else _fractions(crop, images[0])
-    opened = open_index(folder, run, device)
-    options: SearchOptions = {
+    opened = options.open_index(folder, run, device)
+    wanted: SearchOptions = {
         "where": condition,
         "like": like or [],
         "unlike": unlike or [],
         "group_by": group_by,
         "min_confidence": min_confidence,
         "crop": box,
-        "rerank": rerank,
         "collapse": not all_copies,
     }
     if images:
-        results = list(zip(images, opened.search(images, k, **options), strict=True))
+        results = list(zip(images, opened.search(images, k, **wanted), strict=True))
     else:
-        results = [("", opened.search(None, k, **options))]
+        results = [("", opened.search(None, k, **wanted))]
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_sheet
 
@@ -110,15 +94,13 @@ def search(
 
 @app.command(rich_help_panel=SEARCH)
 def classify(
-    folder: IndexFolder,
+    folder: options.IndexFolder,
     images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images to label.")],
-    min_confidence: Annotated[
-        float, typer.Option("--min-confidence", help="Below this confidence the answer is 'none of these'.")
-    ] = 0.5,
-    where: Where = None,
-    run: MovedRun = None,
-    device: Device = None,
-    as_json: Json = False,
+    min_confidence: Annotated[float, typer.Option("--min-confidence", help="Below this: 'none of these'.")] = 0.5,
+    where: options.Where = None,
+    run: options.MovedRun = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
 ) -> None:
     """Label images by the nearest class of an index, or as none of these.
 
@@ -131,7 +113,7 @@ def classify(
     from nearkin.report.table import Part, Table
 
     condition = parse_where(where or []) or None
-    answers = open_index(folder, run, device).classify(images, min_confidence=min_confidence, where=condition)
+    answers = options.open_index(folder, run, device).classify(images, min_confidence=min_confidence, where=condition)
     results = list(zip(images, answers, strict=True))
     if as_json:
         print(json.dumps([{"query": query, **asdict(answer)} for query, answer in results]))
@@ -145,7 +127,7 @@ def classify(
 
 @app.command(rich_help_panel=SEARCH)
 def duplicates(
-    folder: IndexFolder,
+    folder: options.IndexFolder,
     near: Annotated[bool, typer.Option("--near", help="Images that the encoder hardly distinguishes.")] = False,
     most_bits: Annotated[
         int | None, typer.Option("--bits", help="Without --near: how many of 64 bits may differ. Default: 10.")
@@ -156,10 +138,10 @@ def duplicates(
     min_score: Annotated[
         float | None, typer.Option("--min-score", help="With --near: the least score, instead of a confidence.")
     ] = None,
-    where: Where = None,
-    sheet: Sheet = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    where: options.Where = None,
+    sheet: options.Sheet = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Find duplicate images.
 
@@ -170,8 +152,7 @@ def duplicates(
     The first compares perceptual hashes, in which a mirror image differs; the second compares embeddings.
     """
     from nearkin.index import Index
-    from nearkin.index.duplicates import near as nearly
-    from nearkin.index.duplicates import same_picture as same
+    from nearkin.index import duplicates as find
     from nearkin.index.filters import parse_where
     from nearkin.index.fingerprint import MOST_BITS
 
@@ -179,16 +160,16 @@ def duplicates(
         raise RecipeError("--bits goes without --near: it compares perceptual hashes, --near compares embeddings")
     if not near and (min_confidence is not None or min_score is not None):
         raise RecipeError("--min-confidence and --min-score go with --near")
-    check_figure_file(sheet, "--sheet")
+    options.check_figure_file(sheet, "--sheet")
     opened, condition = Index.open(folder), parse_where(where or [])
     with progress_bar("comparing", verbose) as progress:
         if near:
-            result = nearly(
+            result = find.near(
                 opened, min_confidence=min_confidence, min_score=min_score, where=condition, progress=progress
             )
         else:
             bits = MOST_BITS if most_bits is None else most_bits
-            result = same(opened, most_bits=bits, where=condition)
+            result = find.same_picture(opened, most_bits=bits, where=condition)
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_groups
 
@@ -201,10 +182,7 @@ def duplicates(
     say(f"{what}: {len(result.groups):,} groups, {sum(map(len, result.groups)):,} images in all")
     for position, ids in enumerate(result.groups[:_SHOWN], start=1):
         say(f"{position}.")
-        for item in opened.items(ids[:_SHOWN]):
-            say(f"  {item.id}  {item.label or '–'}  {item.path or '–'}")
-        if len(ids) > _SHOWN:
-            say(f"  … and {len(ids) - _SHOWN:,} more")
+        say_first([f"  {item.id}  {item.label or '–'}  {item.path or '–'}" for item in opened.items(ids)], _SHOWN)
     if len(result.groups) > _SHOWN:
         say(f"… and {len(result.groups) - _SHOWN:,} more groups (--json has all)")
     if result.blank:
@@ -215,20 +193,16 @@ def duplicates(
 
 @app.command(rich_help_panel=SEARCH)
 def cluster(
-    folder: IndexFolder,
+    folder: options.IndexFolder,
     number: Annotated[
-        int | None,
-        typer.Option("-n", "--number", help="Number of clusters. Default: the number with the best silhouette."),
+        int | None, typer.Option("-n", "--number", help="How many. Default: the number with the best silhouette.")
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="New folder for a contact sheet of each cluster, and clusters.csv with all items."
-        ),
+        Path | None, typer.Option("--output", "-o", help="New folder for clusters.csv and a contact sheet of each.")
     ] = None,
-    where: Where = None,
+    where: options.Where = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of k-means.")] = 0,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Cluster the images of an index by k-means on their vectors.
 
@@ -263,17 +237,80 @@ def cluster(
     say(f"{len(result.ids):,} clusters of {sum(map(len, result.ids)):,} images{suits}")
     if result.purity is not None and result.nmi is not None:
         say(f"Compared with the labels: purity {result.purity:.1%}, NMI {100 * result.nmi:.1f}")
-    for position, ids in enumerate(result.ids[:_SHOWN], start=1):
-        items = opened.items(ids)
-        labels: dict[str, int] = {}
-        for item in items:
-            labels[item.label or "no label"] = labels.get(item.label or "no label", 0) + 1
-        most = sorted(labels.items(), key=lambda both: -both[1])[:3]
-        say(f"{position:4}. {len(ids):,} images: {', '.join(f'{label} {count:,}' for label, count in most)}")
-    if len(result.ids) > _SHOWN:
-        say(f"      … and {len(result.ids) - _SHOWN:,} more (--json has all)")
+    lines = []
+    for position, ids in enumerate(result.ids, start=1):
+        labels = Counter(item.label or "no label" for item in opened.items(ids)).most_common(3)
+        lines.append(f"{position:4}. {len(ids):,} images: {', '.join(f'{label} {count:,}' for label, count in labels)}")
+    say_first(lines, _SHOWN, "more (--json has all)")
     if output is not None:
         say(f"Contact sheets and clusters.csv: {output}")
+
+
+@app.command(rich_help_panel=SEARCH)
+def serve(
+    folder: options.IndexFolder,
+    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free port.")] = 8000,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            envvar="NEARKIN_API_KEY",
+            help="Key that requests must carry, at least 12 characters of plain ASCII; all but loopback need one, and "
+            "without it one is generated and shown once. Prefer the environment: other users see a command line.",
+        ),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another host name of the server.")
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Nothing is added, removed or corrected.")] = False,
+    hide_paths: Annotated[bool, typer.Option("--hide-paths", help="Do not show the paths of the images.")] = False,
+    max_megabytes: Annotated[float, typer.Option("--max-megabytes", help="Largest request.")] = 32.0,
+    max_megapixels: Annotated[float, typer.Option("--max-megapixels", help="Largest uploaded image.")] = 64.0,
+    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    run: options.MovedRun = None,
+    device: options.Device = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning"], typer.Option("--log-level", help="Logs are JSON on the error stream.")
+    ] = "info",
+) -> None:
+    """Search an index in the browser and over HTTP.
+
+    [bold]nearkin serve birds.index --open[/bold]  for yourself: only this machine can reach it
+
+    [bold]nearkin serve birds.index --host 0.0.0.0 --read-only[/bold]  for others, who need the key that it shows
+
+    Ctrl-C finishes open requests and ends. docs/serving.md describes the interface and the limits.
+    """
+    for module in ("fastapi", "uvicorn", "python_multipart", "prometheus_client"):
+        require(module, "serve")
+    from nearkin.serving.app import serve as run_server
+    from nearkin.serving.middleware import log_to_stderr
+    from nearkin.serving.settings import Settings, is_loopback
+
+    generated = None if key is not None or is_loopback(host) else secrets.token_urlsafe(24)
+    settings = Settings(
+        host=host,
+        port=port,
+        key=key or generated,
+        allow_hosts=tuple(allow_host or ()),
+        read_only=read_only,
+        hide_paths=hide_paths,
+        max_bytes=int(max_megabytes * (1 << 20)),
+        max_pixels=int(max_megapixels * 1e6),
+    )
+    index = options.open_index(folder, run, device)
+
+    def ready(url: str) -> None:
+        address = f"{url}/#key={generated}" if generated else url
+        say(f"{folder} with {len(index):,} images is at {address}  (Ctrl-C ends it)")
+        if generated:
+            say(f"Its key, shown only once: {generated}")
+        if open_browser:
+            webbrowser.open(address)
+
+    log_to_stderr(log_level)
+    run_server(index, settings, ready=ready)
 
 
 def _fractions(crop: str, image: str) -> list[float]:

@@ -11,23 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from nearkin.cli import options
 from nearkin.cli._app import COMPARE, announcer, app, label_line, print_table, progress_console
-from nearkin.cli.options import (
-    ClassFolders,
-    DataRoot,
-    Device,
-    Epochs,
-    Format,
-    Jobs,
-    Json,
-    ListRows,
-    OtherData,
-    Verbose,
-    changes_from,
-    names_in,
-    recipe_from,
-    split_arguments,
-)
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -38,62 +23,43 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=COMPARE)
 def compare(
     changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Changes for every row, such as training.learning_rate=1e-3."),
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes for every row, as training.epochs=5.")
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="A benchmark (glyphs, cub, …), a folder with one folder per class, or a manifest."),
-    ] = None,
+    data: options.Data = None,
     rows: Annotated[
         str | None,
         typer.Option(
             "--rows",
-            help="Rows to train, separated by commas: names that --list shows, or any loss, method or LOSS+METHOD of "
-            "'nearkin list losses' and 'nearkin list methods'. Default: all that --list shows.",
+            help="Rows to train, separated by commas: names that --list shows, or any loss, method or LOSS+METHOD. "
+            "Default: all that --list shows.",
         ),
     ] = None,
     rows_from: Annotated[
-        str | None,
-        typer.Option(
-            "--rows-from", help="File that defines the rows and their recipe, or one of nearkin's: glyphs-ccp, cub, …"
-        ),
+        str | None, typer.Option("--rows-from", help="File of rows and their recipe, or nearkin's: glyphs-ccp, cub, …")
     ] = None,
     recipe: Annotated[
-        str | None,
-        typer.Option("--recipe", help="The recipe that all rows share. Default: the file's, or one for the data."),
+        str | None, typer.Option("--recipe", help="The recipe of all rows. Default: the file's, or one for the data.")
     ] = None,
-    vary: Annotated[
-        str | None, typer.Option("--vary", help="Rows are values of one key of the recipe: key=a,b,c.")
-    ] = None,
+    vary: Annotated[str | None, typer.Option("--vary", help="Rows are values of one key: key=a,b,c.")] = None,
     ablate: Annotated[
         list[str] | None,
-        typer.Option(
-            "--ablate",
-            help="Rows are the recipe and the recipe with this change, key=value; repeat for more rows. Changes joined "
-            "by & are one row.",
-        ),
+        typer.Option("--ablate", help="A row with this change, key=value; several joined by &. Repeat for more rows."),
     ] = None,
     against: Annotated[
-        str | None, typer.Option("--against", help="The row that the others are compared with. Default: the first.")
+        str | None, typer.Option("--against", help="The row that others are compared with. Default: the first.")
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row, with different seeds.")] = 3,
-    jobs: Jobs = 1,
-    epochs: Epochs = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for all runs. Default: one in runs/, named after the data."),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Train again what the folder holds with another recipe.")
-    ] = False,
-    class_folders: ClassFolders = None,
-    listing: ListRows = False,
-    format_: Format = "table",
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    jobs: options.Jobs = 1,
+    epochs: options.Epochs = None,
+    output: options.RunsFolder = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs with another recipe.")] = False,
+    class_folders: options.ClassFolders = None,
+    listing: options.ListRows = False,
+    format_: options.Format = "table",
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Train several losses and methods with the same budget and compare their scores.
 
@@ -122,16 +88,17 @@ def compare(
     for text in changes or []:
         if "=" not in text:
             raise RecipeError(f"changes are written key=value, got {text!r}; a recipe is named with --recipe")
+    given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
     study = compare(
         data,
         recipe=recipe,
-        rows=names_in(rows),
+        rows=options.names_in(rows),
         rows_from=rows_from,
         vary=vary,
         ablate=ablate or (),
         against=against,
         seeds=seeds,
-        changes=changes_from(changes or [], epochs=epochs, root=data_root, device=device, class_folders=class_folders),
+        changes=options.changes_from(changes or [], {**given, "training.epochs": epochs}),
         folder=output,
         train=False,
     )
@@ -144,28 +111,19 @@ def compare(
 
 @app.command(rich_help_panel=COMPARE)
 def mlrc(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECIPE [KEY=VALUE]...",
-            help="A recipe file or name, then changes to it, such as protocol.folds=4 or encoder.dim=128.",
-        ),
-    ] = None,
-    data: OtherData = None,
+    arguments: options.RecipeAndChanges = None,
+    data: options.Data = None,
     repeats: Annotated[
         int, typer.Option("--repeats", min=1, help="Models per fold; two or more give confidence intervals.")
     ] = 1,
-    jobs: Jobs = 1,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for all models. Default: one in runs/, named after the data."),
-    ] = None,
-    class_folders: ClassFolders = None,
-    format_: Format = "table",
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    jobs: options.Jobs = 1,
+    output: options.RunsFolder = None,
+    class_folders: options.ClassFolders = None,
+    format_: options.Format = "table",
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Score a recipe by cross-validation over classes, as "A Metric Learning Reality Check" (MLRC) does.
 
@@ -181,7 +139,8 @@ def mlrc(
     from nearkin.studies.mlrc import RealityCheck
 
     console = progress_console(verbose)
-    recipe = recipe_from(arguments, data, console, root=data_root, device=device, class_folders=class_folders)
+    given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
+    recipe = options.recipe_from(arguments, data, given, console)
     _run(RealityCheck(recipe, repeats, output), format_, as_json, verbose, jobs=jobs)
 
 
@@ -191,31 +150,22 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[TABLE] [KEY=VALUE]...",
-            help="A table or figure such as ccp/table-6, then changes to every row, such as training.epochs=30. "
-            "Without a table, or with a paper such as ccp, the tables are listed.",
+            help="A table or figure such as ccp/table-6, then changes to every row. Without a table, or with a paper "
+            "such as ccp, the tables are listed.",
         ),
     ] = None,
     data: Annotated[
         str | None,
         typer.Option(
             "--data",
-            help="Data sets to run, separated by commas. Default: all of the table. On other data (glyphs, a folder of "
-            "photos) the methods are trained as suits the data, and nothing published is comparable.",
+            help="Data sets, separated by commas. Default: all of the table. On others (glyphs, a folder of photos) "
+            "the methods are trained as suits the data, and nothing published is comparable.",
         ),
     ] = None,
-    rows: Annotated[
-        str | None, typer.Option("--rows", help="Rows to run, separated by commas; --list shows their names.")
-    ] = None,
+    rows: Annotated[str | None, typer.Option("--rows", help="Rows that --list shows, separated by commas.")] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row; with MLRC, models per fold.")] = 1,
-    jobs: Jobs = 1,
-    backbone: Annotated[
-        str | None,
-        typer.Option(
-            "--backbone",
-            help="Another backbone than the paper's; the table says so. resnet50 is torchvision's, resnet50_v1 has the "
-            "stride on the first convolution.",
-        ),
-    ] = None,
+    jobs: options.Jobs = 1,
+    backbone: Annotated[str | None, typer.Option("--backbone", help="Another backbone than the paper's.")] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -224,17 +174,16 @@ def reproduce(
             "weights/<backbone>.safetensors or .pth below the data root.",
         ),
     ] = None,
-    epochs: Epochs = None,
+    epochs: options.Epochs = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>."),
+        Path | None, typer.Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>.")
     ] = None,
-    listing: ListRows = False,
-    format_: Format = "table",
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    listing: options.ListRows = False,
+    format_: options.Format = "table",
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Train the rows of a published table or figure and print the scores next to the published ones.
 
@@ -256,8 +205,8 @@ def reproduce(
     from nearkin.studies.papers import Settings, find_item, list_tables, papers
     from nearkin.studies.reproduce import reproduce
 
-    name, changes = split_arguments(arguments, what="table")
-    changes = changes_from(changes, epochs=epochs, device=device)
+    name, changes = options.split_arguments(arguments, what="table")
+    changes = options.changes_from(changes, {"training.epochs": epochs, "training.device": device})
     settings = Settings(backbone, weights, None if data_root is None else str(data_root), tuple(changes))
     if name is None or name in papers():
         tables = list_tables(name, settings)
@@ -268,8 +217,8 @@ def reproduce(
         return
     study = reproduce(
         name,
-        data=names_in(data),
-        rows=names_in(rows),
+        data=options.names_in(data),
+        rows=options.names_in(rows),
         seeds=seeds,
         settings=settings,
         folder=output,
@@ -304,13 +253,7 @@ def _row_record(row: Row) -> dict[str, Any]:
 
 @app.command(rich_help_panel=COMPARE)
 def tune(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="RECIPE [KEY=VALUE]...",
-            help="A recipe file or name, then changes for every trial, such as protocol.name=validation.",
-        ),
-    ] = None,
+    arguments: options.RecipeAndChanges = None,
     *,
     space: Annotated[
         list[str],
@@ -320,36 +263,30 @@ def tune(
             "key=a,b,c, a YAML file of these, or one of nearkin's: ccp, vcpa, optimiser.",
         ),
     ],
-    data: OtherData = None,
+    data: options.Data = None,
     trials: Annotated[
         int | None,
-        typer.Option("--trials", min=1, help="Trials in all, finished ones included. Default: 20; of a grid, all."),
+        typer.Option("--trials", min=1, help="Trials in all, with finished ones. Default: 20; of a grid, all."),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Models per trial; their mean score counts.")] = 1,
-    jobs: Jobs = 1,
+    jobs: options.Jobs = 1,
     sampler: Annotated[
         Literal["tpe", "random", "grid"],
-        typer.Option("--sampler", help="What suggests the next trial; grid takes every combination of listed values."),
+        typer.Option("--sampler", help="What suggests the next trial; grid: every combination of listed values."),
     ] = "tpe",
     pruner: Annotated[
         Literal["median", "none"] | None,
-        typer.Option(
-            "--pruner",
-            help="median stops a trial whose scores are below the median of others. Default: median; none for a grid.",
-        ),
+        typer.Option("--pruner", help="median stops trials below the median of others. Default: median; grid: none."),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sampler; models have training.seed.")] = 0,
-    epochs: Epochs = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for the search. Default: one in runs/, named after the data."),
-    ] = None,
-    class_folders: ClassFolders = None,
-    format_: Format = "table",
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    epochs: options.Epochs = None,
+    output: options.RunsFolder = None,
+    class_folders: options.ClassFolders = None,
+    format_: options.Format = "table",
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Search for better hyper-parameters with Optuna, by the scores of validation classes.
 
@@ -370,17 +307,10 @@ def tune(
     for text in arguments or []:
         if re.search(r"=[-+]?\d[-+.\de]*\.\.[-+.]?\d", text):
             raise RecipeError(f"a range belongs behind --space, which is given once for each: --space {text}")
-    recipe = recipe_from(
-        arguments,
-        data,
-        progress_console(verbose),
-        root=data_root,
-        device=device,
-        class_folders=class_folders,
-        epochs=epochs,
-    )
-    options: dict[str, Any] = {"trials": trials, "seeds": seeds, "sampler": sampler, "pruner": pruner, "seed": seed}
-    _run(tune(recipe, space, **options, folder=output, train=False), format_, as_json, verbose, jobs=jobs)
+    given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
+    recipe = options.recipe_from(arguments, data, {**given, "training.epochs": epochs}, progress_console(verbose))
+    settings: dict[str, Any] = {"trials": trials, "seeds": seeds, "sampler": sampler, "pruner": pruner, "seed": seed}
+    _run(tune(recipe, space, **settings, folder=output, train=False), format_, as_json, verbose, jobs=jobs)
 
 
 def _run(study: Study | Search, format_: str, as_json: bool, verbose: bool, **training: Any) -> None:
@@ -394,8 +324,7 @@ def _run(study: Study | Search, format_: str, as_json: bool, verbose: bool, **tr
     if as_json:
         print(json.dumps(study.record()))
     else:
-        for table in study.tables():
-            print_table(table, format_)
+        print_table(study.table(), format_)
         if format_ == "table":
             lines = [f"Written: {', '.join(map(str, files))}", *(f"Next: {step}" for step in study.next_steps())]
             for line in lines:

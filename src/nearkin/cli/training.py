@@ -10,22 +10,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
+from nearkin.cli import options
 from nearkin.cli._app import ENCODER, announcer, app, print_table, progress_console, say
-from nearkin.cli.options import (
-    Checkpoint,
-    ClassFolders,
-    DataRoot,
-    Device,
-    EvalSize,
-    Flip,
-    Json,
-    OneRun,
-    Rerank,
-    Verbose,
-    With,
-    changes_from,
-    recipe_from,
-)
 from nearkin.errors import RecipeError
 
 
@@ -36,44 +22,40 @@ def train(
         typer.Argument(
             metavar="[RECIPE] [KEY=VALUE]...",
             help="A recipe file or the name of one ('nearkin list recipes'), then changes to it, such as "
-            "training.epochs=5 or objective.alpha=16. With --resume or --finish, the run's folder.",
+            "training.epochs=5. With --resume or --finish, the run's folder.",
         ),
     ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option("--data", help="Your images: a folder with one folder per class, or a CSV or JSONL manifest."),
-    ] = None,
+    data: options.Data = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>."),
+        Path | None, typer.Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>.")
     ] = None,
     final: Annotated[
         Path | None,
         typer.Option(
             "--final",
             metavar="RUN",
-            help="Train on all classes with the recipe of this finished run, up to the epoch that it selected: the "
-            "model to use. Default folder: RUN-final.",
+            help="Train on all classes, as this finished run up to its selected epoch: the model to use. Default "
+            "folder: RUN-final.",
         ),
     ] = None,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Continue a run that was interrupted, given by its folder or by the command that began it; or a "
-            "finished one for longer, with training.epochs=N.",
+            help="Continue an interrupted run, given by its folder or by the command that began it; or a finished one "
+            "for longer, with training.epochs=N.",
         ),
     ] = False,
     finish: Annotated[
         bool, typer.Option("--finish", help="End an interrupted run, given by its folder, at its last checkpoint.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that the folder holds.")] = False,
-    class_folders: ClassFolders = None,
+    class_folders: options.ClassFolders = None,
     figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw nearest neighbours at the end.")] = True,
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Train an encoder and score it on classes it has never seen.
 
@@ -97,7 +79,7 @@ def train(
     from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import final_folder, run, train_final
-    from nearkin.training.observers import ConsoleObserver, Observers, TensorBoardObserver
+    from nearkin.training.observers import ConsoleObserver, TensorBoardObserver
 
     progress, drawn = progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
@@ -126,15 +108,16 @@ def train(
             arguments, output = [str(begun.recipe_file), *arguments[1:]], output or begun.path
         elif finish:
             raise RecipeError("--finish ends a run given by its folder: nearkin train RUN --finish")
-        recipe = recipe_from(arguments, data, progress, root=data_root, device=device, class_folders=class_folders)
+        given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
+        recipe = options.recipe_from(arguments, data, given, progress)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
-            tensorboard = recipe.training.tensorboard and is_first()
-            observer = Observers(bar, TensorBoardObserver(folder.path)) if tensorboard else bar
+            if recipe.training.tensorboard and is_first():
+                bar.others.append(TensorBoardObserver(folder.path))
             scores = run(
                 recipe,
                 folder,
-                observer,
+                bar,
                 resume=resume,
                 finish=finish,
                 overwrite=overwrite,
@@ -170,33 +153,23 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[RUN] [KEY=VALUE]...",
-            help="A run folder; or, with --backbone, changes such as data.image_size=160 or encoder.pooling=avg.",
+            help="A run folder; or, with --backbone, changes such as data.image_size=160 or encoder.weights=FILE.",
         ),
     ] = None,
     data: Annotated[
-        str | None,
-        typer.Option("--data", help="Score on this folder, manifest or benchmark instead of the run's test classes."),
+        str | None, typer.Option("--data", help="A folder, manifest or benchmark instead of the run's test classes.")
     ] = None,
-    backbone: Annotated[
-        str | None,
-        typer.Option("--backbone", help="Score a backbone without any training, on --data."),
-    ] = None,
-    weights: Annotated[
-        Path | None,
-        typer.Option(
-            "--weights", help="Weights for --backbone, a .safetensors or .pth file. Default: its pretrained ones."
-        ),
-    ] = None,
-    checkpoint: Checkpoint = "best",
-    flip: Flip = None,
-    eval_size: EvalSize = None,
-    also: With = None,
-    rerank: Rerank = None,
-    class_folders: ClassFolders = None,
-    data_root: DataRoot = None,
-    device: Device = None,
-    as_json: Json = False,
-    verbose: Verbose = False,
+    backbone: Annotated[str | None, typer.Option("--backbone", help="Score a backbone without training.")] = None,
+    checkpoint: options.Checkpoint = "best",
+    flip: options.Flip = None,
+    eval_size: options.EvalSize = None,
+    also: options.With = None,
+    rerank: options.Rerank = None,
+    class_folders: options.ClassFolders = None,
+    data_root: options.DataRoot = None,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Score a trained encoder again, on the run's test classes or on other data; or a backbone without any training.
 
@@ -223,19 +196,13 @@ def evaluate(
     if backbone is not None and (rerank is not None or also):
         raise RecipeError("--with and --rerank go with a run, not with --backbone")
     if backbone is None:
-        if weights is not None:
-            raise RecipeError("--weights goes with --backbone: a run has its own weights")
         if len(given) != 1:
-            raise RecipeError(
-                f"one run folder is scored at a time, got {', '.join(given) or 'none'}; a backbone without a run is "
-                f"named with --backbone"
-            )
+            named = ", ".join(given) or "none"
+            raise RecipeError(f"one run folder is scored at a time, got {named}; a backbone is named with --backbone")
     elif data is None:
         raise RecipeError("which images? --backbone is scored on --data FOLDER, a manifest or a benchmark")
     elif wrong := [text for text in given if "=" not in text]:
-        raise RecipeError(
-            f"give a run folder or --backbone, not both: got {', '.join(wrong)} with --backbone {backbone}"
-        )
+        raise RecipeError(f"give a run folder or --backbone {backbone}, not both: got {', '.join(wrong)}")
     progress = progress_console(verbose)
     announce = announcer(progress, as_json=as_json)
     with ConsoleObserver(progress) as observer:
@@ -259,8 +226,7 @@ def evaluate(
             result = evaluate_backbone(
                 backbone,
                 str(data),
-                weights=weights,
-                overrides=changes_from(given, flip=flip, eval_size=eval_size),
+                overrides=options.changes_from(given, {"protocol.flip": flip, "protocol.eval_size": eval_size}),
                 data_root=data_root,
                 class_folders=class_folders,
                 device=device,
@@ -281,17 +247,14 @@ def evaluate(
 
 @app.command(rich_help_panel=ENCODER)
 def embed(
-    run: OneRun,
-    sources: Annotated[
-        list[Path],
-        typer.Argument(metavar="IMAGES...", help="Image files, folders or manifests."),
-    ],
+    run: options.OneRun,
+    sources: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, folders or manifests.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .csv.")],
-    checkpoint: Checkpoint = "best",
-    flip: Flip = None,
-    eval_size: EvalSize = None,
-    device: Device = None,
-    verbose: Verbose = False,
+    checkpoint: options.Checkpoint = "best",
+    flip: options.Flip = None,
+    eval_size: options.EvalSize = None,
+    device: options.Device = None,
+    verbose: options.Verbose = False,
 ) -> None:
     """Embed images.
 
@@ -325,7 +288,7 @@ def embed(
 
 @app.command(rich_help_panel=ENCODER)
 def export(
-    run: OneRun,
+    run: options.OneRun,
     format_: Annotated[
         Literal["onnx", "safetensors"],
         typer.Option("--format", help="onnx runs without torch; safetensors is weights, for nearkin to load."),
@@ -334,12 +297,11 @@ def export(
         Path | None, typer.Option("--output", "-o", help="File to write. Default: RUN.onnx or RUN.safetensors here.")
     ] = None,
     images: Annotated[
-        Path | None,
-        typer.Option("--images", help="Image or folder to check the file on. Default: some of the run's own."),
+        Path | None, typer.Option("--images", help="Image or folder to check the file on. Default: some of the run's.")
     ] = None,
-    checkpoint: Checkpoint = "best",
-    data_root: DataRoot = None,
-    as_json: Json = False,
+    checkpoint: options.Checkpoint = "best",
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write the encoder of a run to one file: raw pixels of any size in, embeddings out.
 

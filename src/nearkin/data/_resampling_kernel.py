@@ -1,7 +1,4 @@
-"""The two passes of :mod:`nearkin.data.device_images` as one kernel, which keeps what lies between them in registers.
-
-In plain PyTorch every weight of a pixel is a pass over the whole batch.
-"""
+"""The two passes of :mod:`nearkin.data.device_images` as one kernel, with what lies between them in registers."""
 
 import torch
 import triton

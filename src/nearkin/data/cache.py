@@ -2,7 +2,7 @@
 
 A cache folder holds ``files.json``, which remembers the digest of each file by its path, size and time of change, and
 one folder of packs for each decoding size. A pack is an immutable safetensors file with the pixels of many images,
-each named by the digest of its file. It gets its name once it is complete, so a killed process leaves no half pack.
+each named by the digest of its file. A killed process leaves no half pack.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import filelock
 import numpy as np
@@ -39,7 +39,7 @@ DECODED, GLYPHS = "decoded", "glyphs"
 _PIXELS_VERSION = 1
 
 _ADVICE = (
-    "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to another folder with room for them, or "
+    "Decoded images are kept there: set NEARKIN_CACHE (from Python cache_dir) to a folder with room for them, or "
     "data.cache=memory (cache_dir=None) to store nothing"
 )
 _SETTLED_NS = 2_000_000_000
@@ -65,8 +65,7 @@ class OpenedImages:
     images: Images
     unreadable: tuple[UnreadableImageError, ...] = ()
     digests: tuple[str, ...] = ()
-    """A hash of the content of each row's file, or of its pixels where the table holds them in memory. It stays the
-    same when an image is moved or renamed."""
+    """A hash of the content of each row's file, or of its pixels where the table holds them in memory."""
 
 
 def cache_root() -> Path:
@@ -75,10 +74,7 @@ def cache_root() -> Path:
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared) / "nearkin"
-    try:
-        return Path.home() / ".cache" / "nearkin"
-    except RuntimeError as error:
-        raise DataError("no home folder to keep decoded images in; set NEARKIN_CACHE to a folder") from error
+    return Path.home() / ".cache" / "nearkin"
 
 
 def open_images(
@@ -94,9 +90,8 @@ def open_images(
     """Decode what has not been decoded before, leave out what cannot be, and give access to the pixels.
 
     With ``cache_dir`` the images, shrunk to ``shorter_side``, are kept there and memory-mapped: a second opening
-    decodes nothing, also after the folder was moved or files were renamed. Without it they are held in memory up to
-    ``memory_budget`` bytes, and those beyond are decoded whenever they are asked for. Images that a table holds in
-    memory are taken as they are.
+    decodes nothing, also after files were moved or renamed. Without it they are held in memory up to ``memory_budget``
+    bytes, and those beyond are decoded whenever they are asked for.
 
     Rows whose file cannot be read are left out if they are fewer than the share ``tolerance`` of the table; otherwise
     :class:`~nearkin.errors.DataError` lists them. ``progress(done, total)`` is called for each file that must be read.
@@ -105,13 +100,9 @@ def open_images(
     >>> open_images(table, cache_dir=None).images[1].shape
     (8, 8, 3)
     """
-    if shorter_side < 1:
-        raise ValueError(f"shorter_side must be at least 1, got {shorter_side}")
-    if not 0.0 <= tolerance <= 1.0:
-        raise ValueError(f"tolerance must be a share from 0 to 1, got {tolerance}")
     if isinstance(table.images, np.ndarray):
-        pixels = ArrayImages(table.images)
-        return OpenedImages(table, pixels, digests=tuple(_digest(image.tobytes()) for image in table.images))
+        digests = tuple(_digest(image.tobytes()) for image in table.images)
+        return OpenedImages(table, ArrayImages(table.images), digests=digests)
 
     reader = _Reader(shorter_side, workers or usable_cores(), progress)
     paths = [Path(image) for image in table.images]
@@ -142,9 +133,8 @@ class ArrayImages:
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] != 3):
-            raise DataError(
-                f"images in memory must be uint8 [N, H, W] or [N, H, W, 3], got {pixels.dtype} {list(pixels.shape)}"
-            )
+            got = f"{pixels.dtype} {list(pixels.shape)}"
+            raise DataError(f"images in memory must be uint8 [N, H, W] or [N, H, W, 3], got {got}")
         self._pixels = pixels
 
     def __len__(self) -> int:
@@ -171,7 +161,7 @@ class SelectedImages:
 
 @dataclass(frozen=True, eq=False)
 class MemoryImages:
-    """Decoded images, as many as there was memory for; those given by their path are decoded when asked for."""
+    """Decoded images, and paths of those for which there was no memory, which are decoded when asked for."""
 
     images: Sequence[NDArray[np.uint8] | Path]
     shorter_side: int
@@ -186,10 +176,7 @@ class MemoryImages:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads, hashes and decodes files in threads: Pillow's decoders and resampling release the interpreter's lock.
-
-    It keeps the digest of every file that has been read, or the error.
-    """
+    """Reads, hashes and decodes files in threads, and keeps the digest of each, or the error."""
 
     shorter_side: int
     workers: int
@@ -227,7 +214,7 @@ class _Reader:
 
 
 def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, PackEntry]:
-    """Every pack entry by digest, after the files that are in no pack yet have been put into new ones."""
+    """Put the files that are in no pack yet into new ones; returns every entry by digest."""
     folder = cache_dir / f"pixels{_PIXELS_VERSION}-side{reader.shorter_side}"
 
     def look_up() -> tuple[dict[str, PackEntry], list[Path]]:
@@ -251,8 +238,8 @@ def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, 
             write_packs(folder, reader.read(missing, set(entries)))
         except OSError as error:
             raise output_error(error, folder, advice=_ADVICE) from error
-        read = {path: state for path, state in states.items() if state and path in reader.digests}
-        FileDigests(cache_dir).remember({path: (state, reader.digests[path]) for path, state in read.items()})
+        read = reader.digests
+        FileDigests(cache_dir).remember({p: (state, read[p]) for p, state in states.items() if state and p in read})
     return read_packs(folder)
 
 
@@ -261,14 +248,11 @@ def _readable_rows(
 ) -> list[int]:
     rows = [row for row, path in enumerate(paths) if path not in unreadable]
     lost = len(paths) - len(rows)
-    if lost and lost / len(paths) >= tolerance:
-        listing = some_of([str(error) for error in unreadable.values()], most=20)
-        if not rows:
-            raise DataError(f"none of the {len(paths):,} images of {table.name!r} can be read:\n{listing}")
+    if lost and (not rows or lost / len(paths) >= tolerance):
         raise DataError(
             f"{lost:,} of the {len(paths):,} images of {table.name!r} cannot be read; fewer than {tolerance:.2%} would "
-            f"be left out:\n{listing}\nRepair or remove these files, or raise data.unreadable_tolerance (from Python "
-            "tolerance)."
+            f"be left out:\n{some_of([str(error) for error in unreadable.values()], most=20)}\n"
+            "Repair or remove these files, or raise data.unreadable_tolerance (from Python tolerance)."
         )
     return rows
 
@@ -277,16 +261,13 @@ def _digest(content: bytes) -> str:
     return blake2b(content, digest_size=16).hexdigest()
 
 
-FileState = tuple[int, int]
-"""Size and time of change: while both are the same, a file counts as unchanged without being read."""
-
-
-def file_state(path: Path) -> FileState | None:
+def file_state(path: Path) -> list[int] | None:
+    """Size and time of change: while both are the same, a file counts as unchanged without being read."""
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return None
-    return status.st_size, status.st_mtime_ns
+    return [status.st_size, status.st_mtime_ns]
 
 
 class FileDigests:
@@ -294,26 +275,21 @@ class FileDigests:
 
     def __init__(self, cache_dir: Path) -> None:
         self._path = cache_dir / "files.json"
-        try:
-            entries = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
-            entries = None
-        self._entries: dict[str, list[object]] = entries if isinstance(entries, dict) else {}
+        self._entries: dict[str, list[Any]] = {}
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            self._entries.update(json.loads(self._path.read_bytes()))
 
     def get(self, path: Path) -> str | None:
-        match self._entries.get(os.path.abspath(path)):
-            case [int(size), int(time_of_change), str(digest)] if file_state(path) == (size, time_of_change):
-                return digest
-        return None
+        *state, digest = self._entries.get(os.path.abspath(path), [None])
+        return digest if state == file_state(path) else None
 
-    def remember(self, digests: Mapping[Path, tuple[FileState, str]]) -> None:
-        """Add entries and write the file again.
+    def remember(self, digests: Mapping[Path, tuple[list[int], str]]) -> None:
+        """Add entries and write the file again, if it can be written.
 
-        A file changed a moment ago could change again within the resolution of its time stamp, so it is not
-        remembered until it has settled. Where nothing can be written, the files will be read again the next time.
+        A file changed a moment ago could change again within the resolution of its time stamp, so it is left out.
         """
         settled = time.time_ns() - _SETTLED_NS
-        new: dict[str, list[object]] = {
+        new = {
             os.path.abspath(path): [*state, digest] for path, (state, digest) in digests.items() if state[1] < settled
         }
         if new:
@@ -326,7 +302,7 @@ class FileDigests:
 def writer_lock(cache_dir: Path, *, wait: bool = True) -> Iterator[bool]:
     """Held by the one process that writes to a cache folder or clears it; without ``wait`` it must be free.
 
-    Packs are safe without it, so a file system that has no locks does not stop a run: then the value is False.
+    The value is False on a file system that has no locks, where packs are safe too.
     """
     lock = filelock.FileLock(cache_dir / "writer.lock", timeout=-1 if wait else 0)
     try:
@@ -356,7 +332,7 @@ class PackEntry(NamedTuple):
 class PackedImages:
     """Rows of a table, each a read-only view ``[H, W, 3]`` into a memory-mapped pack.
 
-    Safe to read from many threads. Pickling carries the entries, not the pixels: the receiver maps the same files.
+    Pickling carries the entries, not the pixels: the receiver maps the same files.
     """
 
     def __init__(self, entries: Sequence[PackEntry]) -> None:
@@ -394,32 +370,30 @@ def write_packs(folder: Path, images: Iterable[tuple[str, NDArray[np.uint8]]]) -
     from safetensors.numpy import save
 
     pending: dict[str, NDArray[np.uint8]] = {}
+    size = 0
 
     def write() -> None:
-        content = save({digest: np.ascontiguousarray(image) for digest, image in pending.items()})
+        nonlocal size
+        content = save(pending)
         pending.clear()
+        size = 0
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / f"{secrets.token_hex(8)}.safetensors") as file:
             file.write(content)
 
-    size = 0
     try:
         for digest, image in images:
-            pending[digest] = image
+            pending[digest] = np.ascontiguousarray(image)
             size += image.nbytes
             if size >= PACK_BYTES:
                 write()
-                size = 0
     finally:  # also after Ctrl-C, which should not cost what is decoded already
         if pending:
             write()
 
 
 def read_packs(folder: Path) -> dict[str, PackEntry]:
-    """Every image in the packs of ``folder``, by the digest of the file it was decoded from.
-
-    A pack that a failing disk has damaged is skipped, and its images are decoded again.
-    """
+    """Every image in the packs of ``folder``, by the digest of its file; packs that a disk has damaged are skipped."""
     entries: dict[str, PackEntry] = {}
     for pack in sorted(folder.glob("*.safetensors")):
         with contextlib.suppress(OSError, ValueError), open(pack, "rb") as file:
@@ -433,11 +407,7 @@ def read_packs(folder: Path) -> dict[str, PackEntry]:
 
 
 def threaded_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory.
-
-    >>> list(threaded_map(abs, [-1, 2, -3], workers=2))
-    [1, 2, 3]
-    """
+    """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory."""
     pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="nearkin-images") as pool:
         try:
@@ -470,9 +440,9 @@ def cached_files(root: Path) -> dict[Path, int]:
 
 
 def clear_cache(root: Path) -> None:
-    """Remove the :func:`cached_files`, and nothing else.
+    """Remove the :func:`cached_files`, and nothing else; an error while another process writes to the cache.
 
-    Runs that read the cache keep what they have opened. While another process writes to it, nothing is removed.
+    Runs that read the cache keep what they have opened.
     """
     if not cached_files(root):
         return

@@ -1,6 +1,6 @@
 """A process that makes training crops: jobs come in through standard input, pixels go out through shared memory.
 
-:mod:`nearkin.data.loader` starts it. It imports little, so that it is there soon, and ends with its input.
+It imports little, so that it is there soon, and ends with its input.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Job:
-    """Some images of batch ``number``: the one at ``first`` and those after it, of which ``rows`` are the rows.
-
-    The pixels go into ``slot``, from position ``begin`` on.
-    """
+    """``rows`` at ``first`` and after it in batch ``number``; their pixels go into ``slot``, from ``begin`` on."""
 
     number: int
     first: int
@@ -64,7 +61,11 @@ def main() -> None:
 
 def _answer(setup: bytes, job: Job) -> bytes:
     try:
-        _make_crops(*_opened(setup), job)
+        shared, pixels = _opened(setup)
+        random = ImageRandom(shared.seed)
+        for index, row in enumerate(job.rows):
+            rng = random.at(job.number, job.first + index)
+            pixels[job.slot, job.begin + index] = shared.transform.train(shared.images[row], rng)
     except Exception as error:
         try:
             return pickle.dumps(error.with_traceback(None))
@@ -78,10 +79,3 @@ def _opened(content: bytes) -> tuple[Setup, NDArray[np.uint8]]:
     """The setup, and the pixels in shared memory."""
     setup: Setup = pickle.loads(content)
     return setup, np.ndarray(setup.shape, dtype=np.uint8, buffer=mmap.mmap(setup.file, 0))
-
-
-def _make_crops(setup: Setup, pixels: NDArray[np.uint8], job: Job) -> None:
-    random = ImageRandom(setup.seed)
-    for index, row in enumerate(job.rows):
-        rng = random.at(job.number, job.first + index)
-        pixels[job.slot, job.begin + index] = setup.transform.train(setup.images[row], rng)

@@ -1,15 +1,14 @@
 """Decoded images on the device that trains, and crops made there as Pillow's bilinear ``resize`` with a ``box`` does.
 
 A pixel of a crop is a mean of the source pixels under a triangle as wide as the reduction. Columns are scaled first and
-rows second, with weights of 22 bits, and each result is rounded to eight bits. Pillow adds up the same integers, so the
-results are equal; but version 13 begins with the rows of tall images, where the rounding in between makes a difference
-of one level in a quarter of the values of noise (two at most).
+rows second, with weights of 22 bits, and each result is rounded to eight bits. Pillow adds up the same integers. Only
+version 13 begins with the rows of tall images, which makes a difference of one level, two at most.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 
 import numpy as np
@@ -22,27 +21,15 @@ from nearkin.data.transforms import Box, Hole, Transform
 from nearkin.errors import load_kernels
 
 _PIECE = 64 << 20  # bytes that are put together and copied at a time
-_THREADS = 4
 
 
 def shapes_of(images: Images) -> NDArray[np.int64]:
-    """Height and width of every image, ``[N, 2]``.
-
-    >>> shapes_of(np.zeros((2, 8, 9, 3), np.uint8)).tolist()
-    [[8, 9], [8, 9]]
-    """
-    shapes = [images[row].shape[:2] for row in range(len(images))]
-    return np.array(shapes, dtype=np.int64).reshape(-1, 2)
+    """Height and width of every image, ``[N, 2]``."""
+    return np.array([images[row].shape[:2] for row in range(len(images))], dtype=np.int64).reshape(-1, 2)
 
 
-def erased(crops: Tensor, holes: list[Hole | None], fill: tuple[int, int, int]) -> Tensor:
-    """Crops ``[B, size, size, 3]`` with ``holes`` of one colour, made where the crops are.
-
-    >>> erased(torch.zeros(1, 3, 3, 3, dtype=torch.uint8), [(0, 1, 2, 2)], (7, 8, 9))[0, :, :, 1]
-    tensor([[0, 8, 8],
-            [0, 8, 8],
-            [0, 0, 0]], dtype=torch.uint8)
-    """
+def erased(crops: Tensor, holes: Sequence[Hole | None], fill: tuple[int, int, int]) -> Tensor:
+    """Crops ``[B, size, size, 3]`` with ``holes`` of one colour, made where the crops are."""
     if not any(holes):
         return crops
     # One copy to the device: boxes and the colour.
@@ -56,8 +43,6 @@ def erased(crops: Tensor, holes: list[Hole | None], fill: tuple[int, int, int]) 
 
 class DeviceImages:
     """Images of different shapes, one after another in one tensor on ``device``.
-
-    Crops are those that Pillow makes of the same boxes, up to single levels of 256 in tall images.
 
     >>> images = DeviceImages(np.full((3, 8, 9, 3), 7, np.uint8), torch.device("cpu"))
     >>> images.crops(np.array([2, 0]), [(0, 0, 9, 8), (1, 1, 5, 5)], [False, True], 4).shape
@@ -76,14 +61,14 @@ class DeviceImages:
 
         pieces = np.split(np.arange(len(images)), np.flatnonzero(np.diff(3 * ends // _PIECE)) + 1)
         done = 0
-        for piece in threaded_map(joined, pieces, _THREADS):
+        for piece in threaded_map(joined, pieces, workers=4):
             self.pixels[done : done + len(piece)] = piece
             done += len(piece)
 
     def __len__(self) -> int:
         return len(self.shapes)
 
-    def crops(self, rows: NDArray[np.int64], boxes: list[Box], flips: list[bool], size: int) -> Tensor:
+    def crops(self, rows: NDArray[np.int64], boxes: Sequence[Box], flips: Sequence[bool], size: int) -> Tensor:
         """``boxes`` of the images in ``rows``, scaled: uint8 ``[B, size, size, 3]`` on the device."""
         cut, mirrored = np.array(boxes, dtype=np.float32).reshape(-1, 4), np.array(flips, dtype=np.bool_)
         return resample(self.pixels, self.starts[rows], self.shapes[rows], cut, mirrored, size)
@@ -112,13 +97,8 @@ def resample(
 ) -> Tensor:
     """Cut ``boxes`` out of images and scale each to ``size`` × ``size``: uint8 ``[B, size, size, 3]``.
 
-    Args:
-        pixels: of all images one after another, row by row, uint8 ``[P, 3]``.
-        starts: ``[B]``, where each image begins among the pixels.
-        shapes: ``[B, 2]``, height and width of each image.
-        boxes: ``[B, 4]``, left, top, right, bottom in pixels of the image.
-        flips: ``[B]``, which results are mirrored.
-        size: side of the results.
+    ``pixels`` ``[P, 3]`` are those of all images, row by row; image b begins at ``starts[b]``. ``shapes`` ``[B, 2]``
+    are heights and widths, ``boxes`` ``[B, 4]`` left, top, right and bottom, and ``flips`` says what is mirrored.
 
     >>> image = torch.arange(48, dtype=torch.uint8).view(16, 3)
     >>> box, shape = np.float32([[1, 0, 3, 2]]), np.array([[4, 4]])
@@ -146,8 +126,8 @@ def resample(
 def _taps(axes: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
     """For each pixel of the result the source pixels that count, and their weights: int32 ``[axes, size, most]``.
 
-    ``axes`` holds the side of the image, the beginning of the box, the scale and whether to mirror. The operations are
-    those of Pillow's ``precompute_coeffs``, in double precision.
+    ``axes`` holds the side of the image, the beginning of the box, the scale and whether to mirror. This is Pillow's
+    ``precompute_coeffs``, in double precision.
     """
     side, begin, scale, mirrored = axes[:, :, None]
     support = scale.clamp(min=1.0)

@@ -1,9 +1,8 @@
 """Images that occur more than once in a data set: the same file, or the same photo saved again or at another size.
 
 Every image is shrunk to a grey thumbnail of 24 × 24 cells, and two show the same picture if their thumbnails correlate
-by 0.97 or more. Of the 69 million pairs of CUB's 11,788 photos these are nine, each the same photo twice; the next pair
-correlates by 0.92. Of 298 photos, saved at JPEG quality 30, at a third of their size or 15 % brighter, all were found;
-crops are not.
+by 0.97 or more. Of the pairs of CUB's 11,788 photos these are nine, each the same photo twice; the next pair correlates
+by 0.92. Copies at JPEG quality 30, at a third of the size or 15 % brighter are found; crops are not.
 """
 
 from __future__ import annotations
@@ -28,9 +27,8 @@ _SEVERAL = -1
 def find_duplicates(images: Images, parts: NDArray[np.int64]) -> tuple[list[list[int]], bool]:
     """Rows that show the same picture: identical thumbnails anywhere, similar ones only across different ``parts``.
 
-    ``parts`` numbers what a picture should not occur in twice, such as classes. Within one of them photos may well look
-    nearly the same, as those of a burst do. Grouping is transitive. Returns the groups, each ascending, and whether the
-    search went to its end.
+    ``parts`` numbers what a picture should not occur in twice, such as classes; within one, photos of a burst look
+    nearly the same. Grouping is transitive. Returns the groups, each ascending, and whether the search went to its end.
 
     >>> pixels = np.random.default_rng(0).integers(0, 256, (4, 40, 40, 3), dtype=np.uint8)
     >>> pixels[3] = pixels[0] // 2

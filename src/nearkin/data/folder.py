@@ -14,45 +14,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from nearkin.data.images import (
-    ARCHIVE_ENDINGS,
-    NOT_IMAGES,
-    SPREADSHEET_ENDINGS,
-    UNREADABLE_PHOTOS,
-    image_extensions,
-    is_image_file,
-)
+from nearkin.data.images import NOT_IMAGES, UNREADABLE_PHOTOS, image_extensions, is_image_file
 from nearkin.data.table import SPLITS, ImageTable, LeftOut
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
 SPLIT_FOLDERS = {split: split for split in SPLITS} | {"valid": "validation", "val": "validation"}
 
 _FORMATS = "jpg, png, webp, gif, tif, bmp, avif and what else Pillow reads"
+_ARCHIVES = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
+_SPREADSHEETS = (".xlsx", ".xls", ".ods", ".numbers")
 
 ClassFolders = Literal["deepest", "top"]
 """Which folders are the classes where folders of images lie inside each other."""
 
 
-def read_folder(
-    root: str | Path, *, name: str | None = None, class_folders: ClassFolders | None = None, warn: bool = True
-) -> ImageTable:
+def read_folder(root: str | Path, *, class_folders: ClassFolders | None = None, warn: bool = True) -> ImageTable:
     """Read a folder that has one subfolder per class, named after it.
 
     Everything is in the split ``train`` (a protocol divides it later), unless the top folders are called ``train``,
     ``test``, ``validation`` (``val``, ``valid``), ``query`` or ``gallery`` and hold the class folders. Hidden files
-    are ignored. Files that are no images, and images in no class folder, are counted in the table's ``left_out``; a
-    warning names those that are photos. An image's id is its path below ``root``.
+    are ignored. Files that are no images, and images in no class folder, are counted in the table's ``left_out``.
+    An image's id is its path below ``root``.
 
     Args:
         root: the folder.
-        name: what to call the table; the folder's own name when None.
         class_folders: which folders are the classes where a class folder holds folders of images. ``deepest``: every
             folder that images lie in, named by its path below the root or split (``Fruit/Apple``). ``top``: the
             folders at the top, with everything below them. None: there must be no such folders.
         warn: whether to warn of photos that are left out; not needed where ``left_out`` is reported.
-
-    Raises:
-        DataError: when there is no such folder, or it is not laid out like this, or has fewer than two classes.
 
     Example:
         >>> import tempfile
@@ -66,9 +55,7 @@ def read_folder(
     """
     if class_folders is not None and class_folders not in get_args(ClassFolders):
         raise RecipeError(f"no class_folders {class_folders!r}: {did_you_mean(class_folders, get_args(ClassFolders))}")
-    tree = _scan(existing_folder(root))
-    if not tree.images:
-        raise DataError(f"{str(root)!r} holds no images{tree.describe_other_files()}; {_expected_layout(tree.root)}")
+    tree = _scan(root)
     if not tree.tops:
         raise DataError(
             f"{str(root)!r} holds {len(tree.images[()]):,} images but no class folders; {_expected_layout(tree.root)} "
@@ -93,28 +80,17 @@ def read_folder(
             f"{str(root)!r} has images of one class only ({classes[0]!r}), at least two are needed; "
             f"{_expected_layout(tree.root)}"
         )
-    left_out = []
+    left_out = list(tree.other_files)
     used = set(class_paths)
     if stray := [image for path in tree.images if path not in used for image, _ in tree.rows(path)]:
-        left_out.append(LeftOut(len(stray), "images", "in no class folder", stray[0], is_photo=True))
-    left_out += tree.other_files
+        left_out.insert(0, LeftOut(len(stray), "images", "in no class folder", stray[0], is_photo=True))
     if warn and (lost := [str(files) for files in left_out if files.is_photo]):
         warnings.warn(f"left out of {str(root)!r}: {'; '.join(lost)}", stacklevel=2)
-    return ImageTable.build(
-        name or tree.name, images, labels, splits=in_split, ids=ids, class_names=classes, left_out=left_out
-    )
+    return ImageTable.build(tree.name, images, labels, splits=in_split, ids=ids, class_names=classes, left_out=left_out)
 
 
 def list_images(root: str | Path) -> list[Path]:
-    """Every image at any depth below ``root``, in natural order, hidden files left out.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     for file in ("b10.jpg", "b9.PNG", "notes.txt"):
-    ...         Path(root, file).touch()
-    ...     [image.name for image in list_images(root)]
-    ['b9.PNG', 'b10.jpg']
-    """
+    """Every image at any depth below ``root``, in natural order, hidden files left out."""
     return [Path(image) for image in folder_images(root).images]
 
 
@@ -123,9 +99,7 @@ def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None
 
     The label is the folder's path below the root or split, with ``class_folders="top"`` only the first part of it.
     """
-    tree = _scan(existing_folder(root))
-    if not tree.images:
-        raise DataError(f"{str(root)!r} holds no images ({_FORMATS}){tree.describe_other_files()}")
+    tree = _scan(root)
     try:
         tops = _split_folders(tree)
     except DataError:
@@ -133,36 +107,21 @@ def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None
     rows = []
     for path in tree.images:
         label = _label(path[1:] if path and path[0] in tops else path, class_folders)
-        rows += [(label, *image) for image in tree.rows(path)]
-    labels, ids, images = zip(*rows, strict=True)
-    return ImageTable.build(
-        tree.name, images, labels, splits=["test"] * len(images), ids=ids, left_out=tree.other_files
-    )
-
-
-def existing_folder(root: str | Path) -> Path:
-    """``root``, if it is a folder; else an error that says what it is, or what was probably meant."""
-    root = Path(root).expanduser()
-    if root.is_dir():
-        return root
-    if not root.exists():
-        raise DataError(f"there is no folder {str(root)!r}{suggest_path(root)}")
-    check_is_list(root)
-    raise DataError(f"{str(root)!r} is a file: give a folder, or read a list of images with nearkin.read_manifest")
+        rows += [(label, "test", *image) for image in tree.rows(path)]
+    labels, splits, ids, images = zip(*rows, strict=True)
+    return ImageTable.build(tree.name, images, labels, splits=splits, ids=ids, left_out=tree.other_files)
 
 
 def check_is_list(path: Path) -> None:
     """Refuse a file that can be no list of images, with what to give instead."""
     ending = path.suffix.lower()
-    if ending in SPREADSHEET_ENDINGS:
+    if ending in _SPREADSHEETS:
         raise DataError(f"{str(path)!r} is a spreadsheet: save it as 'CSV UTF-8', and give that file")
-    if ending in ARCHIVE_ENDINGS:
+    if ending in _ARCHIVES:
         raise DataError(f"{str(path)!r} is an archive: unpack it, and give the folder that it unpacks to")
     if is_image_file(path):
-        raise DataError(
-            f"{str(path)!r} is one image: give a folder with one folder per class, or a list of images with their "
-            "labels (CSV or JSON Lines)"
-        )
+        advice = "give a folder with one folder per class, or a list of images with their labels (CSV or JSON Lines)"
+        raise DataError(f"{str(path)!r} is one image: {advice}")
 
 
 def suggest_path(missing: Path) -> str:
@@ -209,14 +168,15 @@ class _Tree:
         for image in self.images[path]:
             yield "/".join(map(printable, (*path, image))), self.root.joinpath(*path, image)
 
-    def describe_other_files(self) -> str:
-        """What a folder without images does hold."""
-        listed = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in self.other_files[:3])
-        return f" ({listed})" if listed else ""
 
-
-def _scan(root: Path) -> _Tree:
-    """Hidden files and folders do not count."""
+def _scan(root: str | Path) -> _Tree:
+    """The images below a folder; an error says what is there instead, or what was probably meant."""
+    root = Path(root).expanduser()
+    if not root.exists():
+        raise DataError(f"there is no folder {str(root)!r}{suggest_path(root)}")
+    if not root.is_dir():
+        check_is_list(root)
+        raise DataError(f"{str(root)!r} is a file: give a folder, or read a list of images with nearkin.read_manifest")
     images: dict[FolderPath, list[str]] = {}
     other_files: dict[str, list[str]] = defaultdict(list)
     extensions = image_extensions()
@@ -224,8 +184,7 @@ def _scan(root: Path) -> _Tree:
     def scan(path: FolderPath, above: frozenset[tuple[int, int]]) -> None:
         """``above`` are the folders that it lies in, against links that go in circles."""
         folder = root.joinpath(*path)
-        inner: list[str] = []
-        names: list[str] = []
+        inner, names = [], []
         try:
             status = os.stat(folder)
             if (status.st_dev, status.st_ino) in above:
@@ -254,7 +213,11 @@ def _scan(root: Path) -> _Tree:
         LeftOut(len(names), ending, UNREADABLE_PHOTOS.get(ending, NOT_IMAGES), min(names), ending in UNREADABLE_PHOTOS)
         for ending, names in other_files.items()
     ]
-    return _Tree(root, images, tuple(sorted(left_out, key=lambda files: (-files.count, files.what))))
+    left_out.sort(key=lambda files: (-files.count, files.what))
+    if not images:
+        there = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in left_out[:3])
+        raise DataError(f"{str(root)!r} holds no images ({there or 'and no other files'}). Images are {_FORMATS}.")
+    return _Tree(root, images, tuple(left_out))
 
 
 def _label(path: FolderPath, class_folders: ClassFolders | None) -> str:
@@ -328,9 +291,7 @@ def natural_key(text: str) -> tuple[tuple[Any, ...], str]:
 
 
 def printable(name: str) -> str:
-    """A file name that can be printed and written as UTF-8.
-
-    File names in an older encoding reach Python with their odd bytes hidden in surrogates, which no UTF-8 file accepts.
+    """A file name that can be written as UTF-8, though names in an older encoding reach Python with surrogates.
 
     >>> printable(b"K\\xe4se".decode("utf-8", "surrogateescape"))
     'Käse'
@@ -343,11 +304,7 @@ def printable(name: str) -> str:
 
 
 def class_name(name: str) -> str:
-    """A class name with one spelling: macOS writes ``ä`` as two code points, other systems as one.
-
-    >>> class_name("Ka\\u0308se") == class_name("K\\u00e4se")
-    True
-    """
+    """A class name with one spelling: macOS writes ``ä`` as two code points, other systems as one."""
     return _composed(printable(name).strip())
 
 
@@ -368,8 +325,8 @@ def existing_images(
 ) -> list[Path]:
     """The images' paths below ``base``, or an error that says how many are missing and names the first ten.
 
-    Every folder is read once, because asking for a hundred thousand files one by one takes minutes on a network file
-    system. A name matches whichever way its accents are composed.
+    A name matches whichever way its accents are composed. Every folder is read once, as asking for a hundred thousand
+    files one by one takes minutes on a network file system.
     """
 
     @functools.cache

@@ -38,9 +38,8 @@ _CHANNELS = (1, 3, 4)
 class ImageInputs:
     """One image or many, each decoded when it is asked for, in the order given.
 
-    Whatever form an image comes in, it is treated as a file is: it is turned upright by its EXIF tag, 16 bits keep
-    their scale, CMYK becomes RGB, transparency is laid on white, and it is shrunk to ``shorter_side``. One with a side
-    below ``least_side`` is an error.
+    Whatever form an image comes in, it is treated as :func:`~nearkin.data.images.decode` treats a file. One with a
+    side below ``least_side`` is an error.
 
     >>> images = ImageInputs([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
     >>> len(images), images[0].shape, images[1].shape
@@ -50,7 +49,10 @@ class ImageInputs:
     def __init__(
         self, images: ImageInput | Iterable[ImageInput], *, shorter_side: int | None, least_side: int = 1
     ) -> None:
-        self._items = [_checked(item, number) for number, item in enumerate(_as_list(images), start=1)]
+        items: Any = [images] if is_one_image(images) else images
+        if not isinstance(items, Iterable):
+            raise DataError(f"cannot embed {type(images).__name__}: give {_ACCEPTED}")
+        self._items = [_checked(item, number) for number, item in enumerate(items, start=1)]
         self._shorter_side, self._least_side = shorter_side, least_side
         self._lock = threading.Lock()
 
@@ -60,31 +62,25 @@ class ImageInputs:
     def __getitem__(self, row: int, /) -> NDArray[np.uint8]:
         item = self._items[row]
         name = item if isinstance(item, Path) else Path(f"image {row + 1} of those given")
-        pixels = self._decoded(item, name)
+        if isinstance(item, Path):
+            pixels = decode(item, shorter_side=self._shorter_side)
+        elif isinstance(item, bytes):
+            pixels = decode_bytes(item, path=name, shorter_side=self._shorter_side)
+        elif isinstance(item, Image.Image):
+            path = Path(getattr(item, "filename", "") or name)
+            # The same image may be in the list twice, and Pillow's images are not made to be read by two threads.
+            with self._lock:
+                pixels = decode_pillow(item, path=path, shorter_side=self._shorter_side)
+        else:
+            pixels = decode_pillow(Image.fromarray(item), path=name, shorter_side=self._shorter_side)
         height, width = pixels.shape[:2]
         if min(height, width) < self._least_side:
             raise UnreadableImageError(name, too_small(width, height, self._least_side))
         return pixels
 
-    def _decoded(self, item: Path | bytes | Image.Image | NDArray[Any], name: Path) -> NDArray[np.uint8]:
-        if isinstance(item, Path):
-            return decode(item, shorter_side=self._shorter_side)
-        if isinstance(item, bytes):
-            return decode_bytes(item, path=name, shorter_side=self._shorter_side)
-        if isinstance(item, Image.Image):
-            path = Path(getattr(item, "filename", "") or name)
-            # The same image may be in the list twice, and Pillow's images are not made to be read by two threads.
-            with self._lock:
-                return decode_pillow(item, path=path, shorter_side=self._shorter_side)
-        return decode_pillow(Image.fromarray(item), path=name, shorter_side=self._shorter_side)
-
 
 def too_small(width: int, height: int, least_side: int) -> str:
-    """Why an image is refused, and what to give instead.
-
-    >>> too_small(1, 1, 8)
-    'it has 1 × 1 pixels, and both sides must have at least 8: give a larger image'
-    """
+    """Why an image is refused, and what to give instead."""
     return f"it has {width} × {height} pixels, and both sides must have at least {least_side}: give a larger image"
 
 
@@ -96,24 +92,12 @@ def as_images(images: Images | ImageInput | Iterable[ImageInput], *, shorter_sid
 
 
 def is_one_image(images: object) -> bool:
-    """Whether a caller has passed one image, rather than a list or a batch ``[N, H, W, 3]``.
-
-    >>> is_one_image("bird.jpg"), is_one_image(["bird.jpg"]), is_one_image(np.zeros((1, 4, 6, 3), np.uint8))
-    (True, False, False)
-    """
+    """Whether a caller has passed one image, rather than a list or a batch ``[N, H, W, 3]``."""
     if isinstance(images, np.ndarray):
         return images.ndim != 4 and images.dtype.kind not in "OU"
     if isinstance(images, Tensor):
         return bool(images.detach().ndim != 4)
     return isinstance(images, (str, os.PathLike, bytes, bytearray, Image.Image))
-
-
-def _as_list(images: Any) -> Iterable[ImageInput]:
-    if is_one_image(images):
-        return [images]
-    if isinstance(images, Iterable):
-        return images
-    raise DataError(f"cannot embed {type(images).__name__}: give {_ACCEPTED}")
 
 
 def _checked(item: ImageInput, number: int) -> Path | bytes | Image.Image | NDArray[Any]:
@@ -122,8 +106,7 @@ def _checked(item: ImageInput, number: int) -> Path | bytes | Image.Image | NDAr
         path = Path(item).expanduser()
         if path.is_dir():
             raise DataError(
-                f"{str(path)!r} is a folder: give the images in it (nearkin.data.folder.list_images lists them), or "
-                f"use nearkin embed"
+                f"{str(path)!r} is a folder: give the images in it, as nearkin.data.folder.list_images does"
             )
         if not path.exists():
             raise DataError(f"there is no file {str(path)!r} (image {number} of those given)")

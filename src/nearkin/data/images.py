@@ -17,8 +17,6 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
 from nearkin.errors import DataError, MissingExtraError, require
 
-ARCHIVE_ENDINGS = (".zip", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zst", ".7z", ".rar")
-SPREADSHEET_ENDINGS = (".xlsx", ".xls", ".ods", ".numbers")
 NOT_IMAGES = "not images"
 
 _RAW_ENDINGS = (
@@ -35,15 +33,10 @@ UNREADABLE_PHOTOS: Mapping[str, str] = {
 
 # Pillow hands these to an outside program or a system renderer, so a data set could run code by holding one.
 _DRAWINGS = frozenset({"EPS", "WMF", "EMF"})
-
-# Formats that Pillow names but that hold no photograph: also video, and containers that it only recognises.
 _NO_PHOTOS = _DRAWINGS | {"PDF", "MPEG", "BUFR", "GRIB", "HDF5", "IPTC"}
 
 MAX_PIXELS = 120_000_000
 """An image with more, by the size in its file's header, is refused before any pixel is decoded."""
-
-# Uncompressed 16-bit RGBA, the widest pixel that cameras and scanners write.
-_MOST_BYTES_PER_PIXEL = 8
 
 # Pillow keeps the box of a crop in float32, which is too coarse for much longer strips.
 _LONGEST_SIDE = 1 << 20
@@ -61,11 +54,7 @@ _UPRIGHT = {
 
 
 class UnreadableImageError(DataError):
-    """An image file that cannot be decoded: ``path`` names it and ``reason`` says in one line what is wrong.
-
-    >>> str(UnreadableImageError(Path("owl.jpg"), "empty file"))
-    'owl.jpg: empty file'
-    """
+    """An image file that cannot be decoded: ``path`` names it and ``reason`` says in one line what is wrong."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)
@@ -80,30 +69,15 @@ def decode(path: Path | str, *, shorter_side: int | None = None) -> NDArray[np.u
     """The image at ``path`` as an RGB array ``[H, W, 3]``, upright, or :class:`UnreadableImageError`.
 
     Greyscale (8 and 16 bits), palette and CMYK images become RGB, transparent ones are laid on white, and of an
-    animation the first frame is taken. With ``shorter_side`` an image whose shorter side is longer is shrunk to it,
-    which lets large JPEG files be decoded at a fraction of their size.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     path = Path(folder, "grey.png")
-    ...     Image.new("L", (4, 2), 200).save(path)
-    ...     array = decode(path)
-    >>> array.shape, array[0, 0].tolist()
-    ((2, 4, 3), [200, 200, 200])
+    animation the first frame is taken. An image whose shorter side is longer than ``shorter_side`` is shrunk to it.
     """
     path = Path(path)
     return decode_bytes(read_file(path), path=path, shorter_side=shorter_side)
 
 
 def read_file(path: Path) -> bytes:
-    """The bytes of an image file, unless there is no such regular file or it is too large to be an image.
-
-    >>> read_file(Path("no such file.png"))
-    Traceback (most recent call last):
-    ...
-    nearkin.data.images.UnreadableImageError: no such file.png: no such file
-    """
-    limit = MAX_PIXELS * _MOST_BYTES_PER_PIXEL + (1 << 20)
+    """The bytes of an image file, unless there is no such regular file or it is too large to be an image."""
+    limit = 8 * MAX_PIXELS + (1 << 20)  # the widest pixels are uncompressed 16-bit RGBA
     try:
         status = os.stat(path)
         # Opening a pipe would wait for ever for somebody to write to it.
@@ -136,16 +110,14 @@ def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) ->
     except UnreadableImageError:
         raise
     except Exception as error:  # a malformed file can make a decoder raise nearly anything
-        if isinstance(error, UnidentifiedImageError) and _is_heic(data):
-            raise UnreadableImageError(path, "a HEIC photo: pip install 'nearkin[heic]' to read it") from error
-        raise UnreadableImageError(path, _reason(error)) from error
+        raise UnreadableImageError(path, _reason(error, data)) from error
 
 
 def decode_pillow(image: Image.Image, *, path: Path, shorter_side: int | None = None) -> NDArray[np.uint8]:
     """Like :func:`decode`, from an image that Pillow has opened or made; ``path`` is what errors call it.
 
-    A file that was opened but not yet read is read here from its beginning, which gives the same pixels as its path
-    does, and leaves the image as it was: a list of opened photos does not fill the memory.
+    A file that was opened but not yet read is read here from its beginning. That gives the same pixels as its path
+    does, and leaves the image as it was, so a list of opened photos does not fill the memory.
     """
     _hush_pillow()
     if isinstance(image, ImageFile.ImageFile) and image.fp is not None and image.tile and image.tell() == 0:
@@ -189,8 +161,7 @@ def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]
 
 
 def _shrunk(image: Image.Image, shorter_side: int) -> Image.Image:
-    """Bilinear, with the filter widened by the reduction so that every source pixel counts: this is the resize behind
-    the published scores, and having no negative lobes it adds no halos to edges that are stored as uint8."""
+    """Bilinear, with the filter widened by the reduction so that every source pixel counts, as in published code."""
     if min(image.size) <= shorter_side:
         return image
     height, width = resized_shape(image.height, image.width, shorter_side)
@@ -210,8 +181,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """Greyscale of more than 8 bits: 16-bit values keep their scale, wider ones are stretched from their darkest to
-    their brightest value because no white point is agreed for them."""
+    """16-bit greyscale keeps its scale; wider values, which have no white point, are stretched from least to most."""
     values = np.array(image, dtype=np.float32)
     values[~np.isfinite(values)] = 0.0
     low, high = float(values.min()), float(values.max())
@@ -231,8 +201,10 @@ def _upright(pixels: Image.Image, opened: Image.Image) -> Image.Image:
     return pixels if turn is None else pixels.transpose(turn)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, data: bytes = b"") -> str:
     if isinstance(error, UnidentifiedImageError):
+        if data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1"):
+            return "a HEIC photo: pip install 'nearkin[heic]' to read it"
         return "not an image, or a format that Pillow cannot read"
     if isinstance(error, Image.DecompressionBombError):
         return f"too large: {error}"
@@ -246,11 +218,7 @@ _PILLOW_MODULES = re.compile(r"PIL\.")
 
 
 def _hush_pillow() -> None:
-    """Keep Pillow's remarks on odd EXIF blocks and palettes away from the screen.
-
-    ``warnings.catch_warnings`` around each decode would swap the interpreter's filters under the feet of the other
-    threads, so a filter that concerns Pillow alone is put in once and stays.
-    """
+    """Keep Pillow's remarks on odd EXIF blocks and palettes away from the screen, in every thread."""
     for category in (UserWarning, Image.DecompressionBombWarning):
         if ("ignore", None, category, _PILLOW_MODULES, 0) not in warnings.filters:
             warnings.filterwarnings("ignore", category=category, module=_PILLOW_MODULES.pattern)
@@ -268,11 +236,7 @@ def register_heic() -> bool:
 
 @cache
 def image_extensions() -> frozenset[str]:
-    """Endings of the files that are read as images: all raster formats of the Pillow that is installed.
-
-    >>> {".jpg", ".jfif", ".png", ".jp2"} <= image_extensions(), ".pdf" in image_extensions()
-    (True, False)
-    """
+    """Endings of the files that are read as images: all raster formats of the Pillow that is installed."""
     register_heic()
     formats = Image.registered_extensions()
     readable = {ending for ending, name in formats.items() if name in Image.OPEN and name not in _NO_PHOTOS}
@@ -282,10 +246,6 @@ def image_extensions() -> frozenset[str]:
 def is_image_file(path: Path) -> bool:
     """Whether a file is one image, rather than a list of images, by its ending."""
     return path.suffix.lower() in image_extensions() or path.suffix.lower() in UNREADABLE_PHOTOS
-
-
-def _is_heic(data: bytes) -> bool:
-    return data[4:8] == b"ftyp" and data[8:12] in (b"heic", b"heix", b"hevc", b"hevx", b"mif1", b"msf1")
 
 
 def crop_shares(pixels: NDArray[np.uint8], crop: Sequence[float]) -> NDArray[np.uint8]:

@@ -1,9 +1,8 @@
 """From rows to batches of pixels, prepared while the previous batch is being learned from.
 
-Three things can make the crops. On a CPU threads do, as Pillow resamples outside the interpreter lock. Worker threads
-would compete with the training loop for that lock and stall a GPU, so on CUDA separate processes
-(:mod:`nearkin.data.crop_worker`) make them: they map the same packs and write into memory that is shared with the loop.
-Where the decoded images are on the device, the device makes them (:mod:`nearkin.data.device_images`).
+On a CPU threads make the crops, as Pillow resamples outside the interpreter lock. Worker threads would compete with
+the training loop for that lock and stall a GPU, so on CUDA separate processes (:mod:`nearkin.data.crop_worker`) make
+them. Where the decoded images are on the device, the device does (:mod:`nearkin.data.device_images`).
 
 The random numbers of an image depend on (seed, batch, position in the batch) alone. Neither who makes the crops, nor
 the number of workers or ranks, nor an interruption changes what a batch shows.
@@ -20,8 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
-from hashlib import blake2b
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -62,18 +60,14 @@ class Batch:
 
 
 def threads_for(workers: int | None) -> int:
-    """``data.workers``, at least one. The default is four, or fewer cores; ranks on one machine share its cores.
-
-    More threads wait for the interpreter (16 cores: 2,700 images/s with four threads, 2,000 with sixteen).
-    """
+    """``data.workers``, by default at most four, as more wait for the interpreter; ranks share a machine's cores."""
     return max(1, min(4, usable_cores() // on_this_machine()) if workers is None else workers)
 
 
 class TrainingLoader:
     """Endless batches for a sampler, with ``sampler_state`` always that of the last batch handed out.
 
-    Batches are on the device of :class:`~nearkin.data.device_images.DeviceImages`, or on ``device``, or else on the
-    host. With ``device``, processes make the crops if they can share the images (:func:`are_shareable`).
+    With ``device``, processes make the crops if they can share the images (:func:`are_shareable`).
     """
 
     def __init__(
@@ -101,7 +95,7 @@ class TrainingLoader:
         if device is not None and not isinstance(images, DeviceImages) and are_shareable(images):
             ahead = sampler.lookahead + 1
             self._processes = CropProcesses(images, transform, seed, device, workers=workers, ahead=ahead)
-        # Drawing boxes and waiting for processes is work in Python, which more threads do not speed up.
+        # More threads would not draw boxes or wait for processes any faster.
         one_thread = isinstance(images, DeviceImages) or self._processes is not None
         self._pool = ThreadPoolExecutor(1 if one_thread else self._threads, thread_name_prefix="nearkin-loader")
 
@@ -176,10 +170,8 @@ class TrainingLoader:
         drawn = self._pool.submit(draw)
 
         def finish() -> Tensor:
-            crops = drawn.result()
-            boxes, flips = [box for box, _, _ in crops], [mirrored for _, mirrored, _ in crops]
-            cut = images.crops(local, boxes, flips, self.transform.size)
-            return erased(cut, [hole for _, _, hole in crops], self.transform.fill)
+            boxes, flips, holes = zip(*drawn.result(), strict=True) if len(local) else ((), (), ())
+            return erased(images.crops(local, boxes, flips, self.transform.size), holes, self.transform.fill)
 
         return finish
 
@@ -194,31 +186,13 @@ def evaluation_batches(
 ) -> Iterator[Tensor]:
     """The images of ``rows`` (default: all) in order, as evaluation crops ``[B, H, W, 3]`` (uint8)."""
     order = range(len(images)) if rows is None else rows.tolist()
-    return _crop_batches(lambda row: transform.evaluate(images[row]), order, batch_size, workers)
+    return crop_batches(lambda row: transform.evaluate(images[row]), order, batch_size, workers)
 
 
-def training_batches(
-    images: Images,
-    transform: Transform,
-    rows: NDArray[np.int64],
-    positions: range,
-    rng: Callable[[int], np.random.Generator],
-    *,
-    batch_size: int,
-    workers: int | None = None,
+def crop_batches(
+    crop: Callable[[int], NDArray[np.uint8]], items: Sequence[int], batch_size: int, workers: int | None = None
 ) -> Iterator[Tensor]:
-    """The images at some ``positions`` of ``rows`` in order, as training crops ``[B, H, W, 3]`` (uint8).
-
-    ``rng`` gives the random numbers of a position, so that they do not depend on who makes its crop.
-    """
-    return _crop_batches(
-        lambda position: transform.train(images[int(rows[position])], rng(position)), positions, batch_size, workers
-    )
-
-
-def _crop_batches(
-    crop: Callable[[int], NDArray[np.uint8]], items: Sequence[int], batch_size: int, workers: int | None
-) -> Iterator[Tensor]:
+    """The crops of ``items`` in order, made by threads, ``[B, H, W, 3]`` (uint8)."""
     threads = threads_for(workers)
     batches = [items[start : start + batch_size] for start in range(0, len(items), batch_size)]
     parts = [[batch[part.start : part.stop] for part in _parts(len(batch), threads)] for batch in batches]
@@ -233,25 +207,20 @@ def _parts(count: int, threads: int) -> list[range]:
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
+@dataclass
 class CropCache:
-    """Evaluation crops, which are the same at every evaluation, as uint8 on ``device``, up to ``budget`` bytes.
+    """Evaluation crops, kept as uint8 on ``device`` up to ``budget`` bytes; others are made again each time."""
 
-    Crops that do not fit are made again each time.
-    """
-
-    def __init__(
-        self, images: Images, transform: Transform, device: torch.device, *, budget: int, workers: int | None = None
-    ) -> None:
-        self.images = images
-        self.transform = transform
-        self.device = device
-        self.budget = budget
-        self.workers = workers
-        self._stored: dict[bytes, Tensor] = {}
+    images: Images
+    transform: Transform
+    device: torch.device
+    budget: int
+    workers: int | None = None
+    _stored: dict[bytes, Tensor] = field(default_factory=dict)
 
     def batches(self, rows: NDArray[np.int64], *, batch_size: int) -> Iterator[Tensor]:
         """Crops of ``rows`` in order, ``[B, H, W, 3]``; the stored ones when the same rows were asked for before."""
-        key = blake2b(rows.tobytes()).digest()
+        key = rows.tobytes()
         if key in self._stored:
             yield from torch.split(self._stored[key], batch_size)
             return
@@ -282,27 +251,16 @@ def are_shareable(images: Images) -> bool:
     return isinstance(images, PackedImages) and hasattr(os, "memfd_create")
 
 
-def default_processes() -> int:
-    """All cores but the one that drives the GPU; ranks on one machine share them."""
-    return max(1, usable_cores() // on_this_machine() - 1)
-
-
 class CropProcesses:
     """``ahead`` batches at a time, each in a slot of shared memory until it is on ``device``."""
 
     def __init__(
-        self,
-        images: Images,
-        transform: Transform,
-        seed: int,
-        device: torch.device,
-        *,
-        workers: int | None = None,
-        ahead: int = 5,
+        self, images: Images, transform: Transform, seed: int, device: torch.device, *, workers: int | None, ahead: int
     ) -> None:
         self.device = device
         self._setup = (images, transform, seed)
-        self._count = max(1, default_processes() if workers is None else workers)
+        # One core drives the GPU, and ranks on one machine share the cores.
+        self._count = max(1, usable_cores() // on_this_machine() - 1 if workers is None else workers)
         # One more than are prepared, as the previous one may still be being copied.
         self._slots = ahead + 1
         self._copied: list[torch.cuda.Event | None] = [None] * self._slots
@@ -369,7 +327,8 @@ class CropProcesses:
                 self._workers = [_Worker(setup, file.fileno()) for _ in range(self._count)]
             if self._stream is not None:
                 # Only copies from page-locked memory are asynchronous.
-                _cuda().cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, _FOR_ALL_DEVICES)
+                cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+                cuda.cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, _FOR_ALL_DEVICES)
         return self._memory
 
     def close(self) -> None:
@@ -379,7 +338,8 @@ class CropProcesses:
         self._workers = []
         if self._memory is not None and self._stream is not None:
             self._stream.synchronize()
-            _cuda().cudaHostUnregister(self._memory.data_ptr())
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cuda.cudaHostUnregister(self._memory.data_ptr())
         self._memory, self._copied, self._begun = None, [None] * self._slots, 0
 
 
@@ -416,19 +376,12 @@ class _Worker:
             raise answer
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._jobs, self._answers):
-            with suppress(BrokenPipeError):
-                stream.close()
+        with suppress(BrokenPipeError), self._process:
+            self._process.kill()
 
     def _ended(self) -> DataError:
         code = self._process.wait()
         return DataError(
-            f"a process that prepares batches ended (exit code {code}; -9 usually means out of memory): lower "
-            f"data.workers and continue with --resume"
+            f"a process that prepares batches ended (exit code {code}; -9 usually means out of memory): "
+            "lower data.workers and continue with --resume"
         )
-
-
-def _cuda() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]

@@ -8,14 +8,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from nearkin.data.folder import (
-    SPLIT_FOLDERS,
-    check_is_list,
-    class_name,
-    existing_images,
-    natural_key,
-    suggest_path,
-)
+from nearkin.data.folder import SPLIT_FOLDERS, check_is_list, class_name, existing_images, natural_key, suggest_path
 from nearkin.data.table import SPLITS, ImageTable
 from nearkin.errors import DataError, did_you_mean
 
@@ -25,12 +18,9 @@ COLUMNS = {
     "split": ("split",),
     "id": ("id",),
 }
-DELIMITERS = (",", ";", "\t")
-
-_JSON_ENDINGS = (".jsonl", ".ndjson", ".json")
 
 
-def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labels: bool = True) -> ImageTable:
+def read_manifest(path: str | Path, *, need_labels: bool = True) -> ImageTable:
     """Read a list of images: one row each with its path and label, and if wanted its split and id.
 
     The columns are ``path`` (or ``image``, ``file``, ``filename``), ``label`` (or ``class``), ``split`` and ``id``;
@@ -39,12 +29,8 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
     is text: the label ``007`` is not ``7``.
 
     Args:
-        path: the CSV or JSON Lines file, UTF-8.
-        root: the folder that paths are relative to; the manifest's own when None.
+        path: the CSV or JSON Lines file, UTF-8, in the folder that the images' paths start from.
         need_labels: whether every image must have a label; where one may be missing it is ``""``.
-
-    Raises:
-        DataError: with the line and column of the first thing that is wrong, or the list of files that are missing.
 
     Example:
         >>> import tempfile
@@ -57,9 +43,8 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
         (('apple', 'pear'), ['red', 'green'])
     """
     path = Path(path).expanduser()
-    base = Path(root).expanduser() if root is not None else path.parent
     text = _read_text(path)
-    is_json = path.suffix.lower() in _JSON_ENDINGS or text.lstrip().startswith("{")
+    is_json = path.suffix.lower() in (".jsonl", ".ndjson", ".json") or text.lstrip().startswith("{")
     if is_json and text.lstrip().startswith("["):
         raise DataError(f"{str(path)!r} is one JSON array; write one object per line instead (JSON Lines)")
     rows = dict(_json_rows(path, text) if is_json else _csv_rows(path, text))
@@ -70,10 +55,8 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
         )
     names = list(dict.fromkeys(column for row in rows.values() for column in row))
     by_key = {name.casefold(): name for name in reversed(names)}
-    columns: dict[str, str] = {}
-    for meaning, accepted in COLUMNS.items():
-        if spelling := next((by_key[key] for key in accepted if key in by_key), None):
-            columns[meaning] = spelling
+    spellings = {meaning: [by_key[key] for key in accepted if key in by_key] for meaning, accepted in COLUMNS.items()}
+    columns = {meaning: spelled[0] for meaning, spelled in spellings.items() if spelled}
     needed = ("path", "label") if need_labels else ("path",)
     if lacking := [COLUMNS[meaning] for meaning in needed if meaning not in columns]:
         raise DataError(
@@ -99,25 +82,19 @@ def read_manifest(path: str | Path, *, root: str | Path | None = None, need_labe
         splits = [SPLIT_FOLDERS.get(value.casefold(), value) for value in values("split")]
         for line, split in zip(rows, splits, strict=True):
             if split not in SPLITS:
-                suggestion = did_you_mean(split.casefold(), SPLITS)
-                raise _malformed(
-                    path, line, f"column {columns['split']!r} has the unknown split {split!r}; {suggestion}"
-                )
+                problem = f"column {columns['split']!r} has the unknown split {split!r}"
+                raise _malformed(path, line, f"{problem}; {did_you_mean(split.casefold(), SPLITS)}")
     ids = values("id") if "id" in columns else files
     first: dict[str, int] = {}
     for line, name in zip(rows, ids, strict=True):
         if name in first:
-            raise _malformed(
-                path,
-                line,
-                f"{name!r} is already in line {first[name]}; ids must differ, and an image listed twice would be its "
-                "own nearest neighbour",
-            )
+            twice = "ids must differ, and an image listed twice would be its own nearest neighbour"
+            raise _malformed(path, line, f"{name!r} is already in line {first[name]}; {twice}")
         first[name] = line
     extra = [name for name in names if name not in columns.values()]
     return ImageTable.build(
         path.stem,
-        existing_images(base, files, listed_in=repr(str(path)), lines=[*rows]),
+        existing_images(path.parent, files, listed_in=repr(str(path)), lines=[*rows]),
         labels,
         splits=splits,
         ids=ids,
@@ -138,8 +115,8 @@ def _read_text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
-        byte = f"0x{content[error.start]:02x}"
-        raise _malformed(path, line, f"byte {byte} is not UTF-8; save the file as 'CSV UTF-8'") from error
+        problem = f"byte 0x{content[error.start]:02x} is not UTF-8; save the file as 'CSV UTF-8'"
+        raise _malformed(path, line, problem) from error
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -161,12 +138,9 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
                     raise _malformed(path, line, f"two columns are called {twice[0]!r}")
             elif any(fields):
                 if any(fields[len(header) :]) or len(fields) < len(header):
-                    raise _malformed(
-                        path,
-                        line,
-                        f"{len(fields)} fields where the header has {len(header)} columns; "
-                        "a value with the delimiter in it must stand in double quotes",
-                    )
+                    problem = f"{len(fields)} fields where the header has {len(header)} columns"
+                    advice = "a value with the delimiter in it must stand in double quotes"
+                    raise _malformed(path, line, f"{problem}; {advice}")
                 # Spreadsheets leave empty columns at the right, which have no name.
                 yield line, {name: field for name, field in zip(header, fields, strict=False) if name}
             line = reader.line_num + 1
@@ -181,7 +155,7 @@ def _delimiter(header: str) -> str:
         names = {field.strip().strip('"').casefold() for field in header.split(delimiter)}
         return sum(bool(names & set(COLUMNS[needed])) for needed in ("path", "label")), len(names)
 
-    return max(DELIMITERS, key=merit)
+    return max((",", ";", "\t"), key=merit)
 
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -195,12 +169,11 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
             raise _malformed(path, line, f"not a JSON object on one line: {error}") from error
         if not isinstance(record, dict):
             raise _malformed(path, line, f"a JSON object is needed, got {content.strip()[:40]!r}")
+        record = {key.strip(): "" if value is None else value for key, value in record.items()}
         texts = {
-            key: value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            for key, value in record.items()
-            if value is not None
+            key: json.dumps(value, ensure_ascii=False) for key, value in record.items() if not isinstance(value, str)
         }
-        yield line, {key.strip(): texts.get(key, "") for key in record}
+        yield line, record | texts
 
 
 def _malformed(path: Path, line: int, problem: str) -> DataError:

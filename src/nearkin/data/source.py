@@ -30,11 +30,9 @@ def is_benchmark(source: str | Path) -> bool:
 def read_source(
     source: str | Path, *, root: str | Path | None = None, class_folders: ClassFolders | None = None
 ) -> ImageTable:
-    """Read the data set that ``source`` names.
+    """Read the data set that ``source`` names; ``class_folders`` is that of :func:`~nearkin.data.folder.read_folder`.
 
-    A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder. ``class_folders`` says
-    which folders are the classes where a folder has several levels of them
-    (:func:`~nearkin.data.folder.read_folder`). What was left out is in the table's ``left_out``.
+    A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder.
     """
     text = str(source)
     if is_benchmark(text):
@@ -53,13 +51,7 @@ def read_source(
 def collect_images(
     sources: str | Path | Sequence[str | Path], *, class_folders: ClassFolders | None = None
 ) -> ImageTable:
-    """Every image of files, folders and manifests, each once, in the order given; labels are optional.
-
-    >>> collect_images([])
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.RecipeError: give at least one image, folder or manifest
-    """
+    """Every image of files, folders and manifests, each once, in the order given; labels are optional."""
     paths = [Path(source).expanduser() for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
     if not paths:
         raise RecipeError("give at least one image, folder or manifest")

@@ -16,11 +16,7 @@ SPLITS = ("train", "validation", "test", "query", "gallery")
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Files of a data set that are no rows of its table, and why.
-
-    >>> str(LeftOut(2, ".mp4", "videos", "kiwi/1.mp4"))
-    "2 .mp4 (videos), for instance 'kiwi/1.mp4'"
-    """
+    """Files of a data set that are no rows of its table, and why."""
 
     count: int
     what: str
@@ -37,7 +33,7 @@ class LeftOut:
 
 
 def split_class_name(name: str) -> tuple[str, str]:
-    """The last part of a class name from nested folders, and the parts above it; a plain name has none above it.
+    """The last part of a class name from nested folders, and the parts above it.
 
     >>> split_class_name("Fruit/Citrus/Lemon"), split_class_name("Lemon")
     (('Lemon', 'Fruit/Citrus'), ('Lemon', ''))
@@ -51,9 +47,8 @@ class ImageTable:
     """Images with a label and a split each, and the names that let people read the results.
 
     ``images`` is either a sequence of paths or one uint8 array ``[N, H, W]`` or ``[N, H, W, 3]``. ``labels`` are
-    positions in ``class_names``; a table keeps its class names when rows are taken out, so a label means the same
-    class in every part of a data set. ``ids`` name the images, usually by their path relative to the data set. What a
-    folder holds apart from its images is counted in ``left_out``.
+    positions in ``class_names``, and mean the same class in every part of a data set. ``ids`` name the images, usually
+    by their path relative to the data set. What a folder holds apart from its images is counted in ``left_out``.
 
     >>> pixels = np.zeros((3, 8, 8), dtype=np.uint8)
     >>> table = ImageTable.build("toy", pixels, ["cat", "dog", "cat"], splits=["train", "train", "test"])
@@ -96,10 +91,7 @@ class ImageTable:
         columns: Mapping[str, Sequence[str]] | None = None,
         left_out: Sequence[LeftOut] = (),
     ) -> ImageTable:
-        """Make a table from one class name per image.
-
-        Without ``class_names`` the classes are numbered in the order in which they first appear.
-        """
+        """A table from one class name per image, numbered as in ``class_names``, else in the order of appearance."""
         names = tuple(class_names) if class_names is not None else tuple(dict.fromkeys(class_of))
         position = {class_name: index for index, class_name in enumerate(names)}
         if ids is None and isinstance(images, np.ndarray):
@@ -117,10 +109,6 @@ class ImageTable:
 
     def __len__(self) -> int:
         return len(self.images)
-
-    @property
-    def in_memory(self) -> bool:
-        return isinstance(self.images, np.ndarray)
 
     def classes(self) -> NDArray[np.int64]:
         """The labels that occur in this table, ascending."""
@@ -143,9 +131,6 @@ class ImageTable:
     def split(self, *names: str) -> ImageTable:
         """The rows of the named splits."""
         return self.take(np.isin(self.splits, names))
-
-    def has_split(self, name: str) -> bool:
-        return bool((self.splits == name).any())
 
     def training_labels(self) -> NDArray[np.int64]:
         """Labels renumbered 0, 1, … over the classes that occur: what an objective with proxies is given."""

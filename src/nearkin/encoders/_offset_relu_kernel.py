@@ -1,7 +1,7 @@
 """The passes of :mod:`nearkin.encoders.backbone`, in Triton's language, for feature maps with channels last.
 
-Such a map is a matrix with a row for each position and a column for each channel. Sums over positions are taken in a
-fixed order, so that the same batch gives the same gradient to the last bit.
+Such a map is a matrix with a row for each position and a column for each channel. Sums are taken in a fixed order, so
+that the same batch gives the same gradient to the last bit.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """What every backbone is, and the layers that backbones share: convolution, batch-norm, shortcut and ReLU.
 
-PyTorch adds a convolution's bias, adds the shortcut and applies ReLU in passes of their own, and goes over the gradient
-twice again, for ReLU and for the bias. A step of a ResNet-50 spends almost half of its time on these, so that on a GPU
-they are one pass each way.
+PyTorch adds a convolution's bias, adds the shortcut and applies ReLU in passes of their own, on which a step of a
+ResNet-50 spends almost half of its time. On a GPU they are one pass each way.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Backbone(nn.Module):
 
     Args:
         out_channels: C.
-        input_size: side in pixels of the square crops for which the network was designed; other sizes work.
+        input_size: side in pixels of the crops for which the network was designed; other sizes work.
         preprocessing: how uint8 pixels become its input.
     """
 
@@ -104,9 +103,8 @@ _FOLDED: ContextVar[Mapping[nn.Module, Affine]] = ContextVar("folded", default=M
 def conv_bn(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
     """``norm(convolution(x))``, as one convolution while the norm's statistics are frozen.
 
-    With a fixed mean and variance, batch-norm is a factor and an offset for every channel. Both go into the
-    convolution, with the same values and gradients (also of the norm's weight and bias), and without the passes over
-    the feature map that frozen batch-norm takes forward and backward.
+    Frozen batch-norm is a factor and an offset for every channel. Both go into the convolution, with the same values
+    and gradients (also of the norm's weight and bias).
     """
     if not _is_frozen(norm):
         return norm(convolution(x))  # type: ignore[no-any-return]
@@ -129,8 +127,7 @@ def conv_bn_relu(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortc
 def fold_batch_norms(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
     """Compute the factors and offsets of all frozen ``norms`` at once, for :func:`conv_bn` within the block.
 
-    One layer at a time they take six launches each way, and the time of a step of a deep network on small batches is
-    the time that the host takes to launch it.
+    One layer at a time they take six launches each way, and launches decide the time of a step on small batches.
     """
     token = _FOLDED.set(_affines([norm for norm in norms if _is_frozen(norm)]))
     try:
@@ -177,8 +174,8 @@ def initialise_convolutions(network: nn.Module) -> None:
 
 
 LARGE = 1 << 22
-"""Elements of a feature map from which on one pass pays without gradients. A kernel of Triton's takes the host longer
-to launch than two of PyTorch's, which are done with a small map before that; training launches all as one graph."""
+"""Elements of a feature map from which on one pass pays without gradients: to launch a kernel of Triton's takes
+longer than two of PyTorch's. Training launches all as one graph."""
 
 
 def is_fused(x: Tensor) -> bool:
@@ -189,19 +186,7 @@ def is_fused(x: Tensor) -> bool:
 
 
 def offset_relu(x: Tensor, offset: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """``relu(x + offset + shortcut)``, written over ``x``.
-
-    Args:
-        x: ``[B, C, h, w]``, what a convolution made; nothing else may need it.
-        offset: ``[C]``.
-        shortcut: as ``x``.
-
-    >>> offset_relu(torch.tensor([[[[-1.0]], [[1.0]]]]), torch.tensor([0.5, 0.5])).flatten()
-    tensor([0.0000, 1.5000])
-    """
-    if not is_fused(x):
-        x = x.add_(offset.view(-1, 1, 1))
-        return torch.relu_(x if shortcut is None else x.add_(shortcut))
+    """``relu(x + offset [C] + shortcut)`` in one pass, written over ``x [B, C, h, w]``, which nothing else may need."""
     if torch.is_grad_enabled():
         return _OffsetReLU.apply(x, offset, shortcut)  # type: ignore[no-untyped-call, no-any-return]
     return _in_one_pass(x, offset, shortcut)

@@ -23,25 +23,15 @@ from nearkin.numerics import Normalisation, at_least_float32, full_precision, no
 HeadInit = Literal["default", "glorot", "pca"]
 
 
-class AvgPool(nn.Module):
-    """Mean over positions, ``[B, C, h, w]`` → ``[B, C]``."""
+class Pool(nn.Module):
+    """The sum of reductions over positions, ``[B, C, h, w]`` → ``[B, C]``: ``torch.mean``, ``torch.amax`` or both."""
+
+    def __init__(self, *reductions: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.reductions = reductions
 
     def forward(self, features: Tensor) -> Tensor:
-        return features.mean(dim=(-2, -1))
-
-
-class MaxPool(nn.Module):
-    """Maximum over positions, ``[B, C, h, w]`` → ``[B, C]``."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features.amax(dim=(-2, -1))
-
-
-class AvgMaxPool(nn.Module):
-    """Mean plus maximum over positions, as Proxy-Anchor's official code pools, ``[B, C, h, w]`` → ``[B, C]``."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        return features.mean(dim=(-2, -1)) + features.amax(dim=(-2, -1))
+        return functools.reduce(torch.add, [reduction(features, dim=(-2, -1)) for reduction in self.reductions])
 
 
 class GeMPool(nn.Module):
@@ -49,8 +39,8 @@ class GeMPool(nn.Module):
 
     With ``learnt=False`` p stays what it is, as in the MPA paper.
 
-    p = 1 is the mean, p → ∞ the maximum. Entries are raised to ``eps`` first, because a negative number has no power
-    and zero an infinite slope. Powers overflow half precision, so they are taken in float32.
+    p = 1 is the mean, p → ∞ the maximum. Entries are raised to ``eps`` first: a negative number has no power, and zero
+    an infinite slope. Powers are taken in float32, as they overflow half precision.
 
     >>> pool = GeMPool(p=2.0)
     >>> pool(torch.tensor([[[[3.0, 4.0]]]])).detach().square()
@@ -75,20 +65,16 @@ class GeMPool(nn.Module):
 
 
 POOLINGS: Mapping[str, Callable[[], nn.Module]] = {
-    "avg": AvgPool,
-    "max": MaxPool,
-    "avg+max": AvgMaxPool,
+    "avg": functools.partial(Pool, torch.mean),
+    "max": functools.partial(Pool, torch.amax),
+    "avg+max": functools.partial(Pool, torch.mean, torch.amax),
     "gem": GeMPool,
     "gem3": functools.partial(GeMPool, p=3.0, learnt=False),
 }
 
 
 def build_pooling(name: str) -> nn.Module:
-    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max``, ``gem``, or ``gem3`` with p = 3 for good.
-
-    >>> build_pooling("avg+max")(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[5.]])
-    """
+    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max``, ``gem``, or ``gem3`` with p = 3 for good."""
     if name not in POOLINGS:
         raise RecipeError(f"unknown pooling {name!r}; {did_you_mean(name, POOLINGS)}")
     return POOLINGS[name]()
@@ -98,8 +84,7 @@ class Encoder(nn.Module):
     """Images → embeddings ``[B, dim]`` in float32, normalised.
 
     Images are either uint8 ``[B, H, W, 3]`` in RGB, which the backbone's preprocessing turns into its input, or
-    floating point ``[B, 3, H, W]``, taken as already preprocessed. Embeddings are float32 under autocast too: half
-    precision would move their norms off one by a thousandth.
+    floating point ``[B, 3, H, W]``, taken as already preprocessed. Embeddings are float32 under autocast too.
 
     Args:
         backbone: the network up to its feature map.
@@ -107,12 +92,10 @@ class Encoder(nn.Module):
         dim: dimension of the embeddings; None leaves out the projection, and they are the pooled features.
         normalisation: ``"l2"`` or ``"ball"``.
         freeze_batch_norm: keep the backbone's batch-norm layers in evaluation mode while training: their running
-            statistics are used and stay as they are. Scale and shift still train, as they do in Proxy-Anchor's
-            official code after its warm-up.
+            statistics are used and stay as they are. Scale and shift still train, as in Proxy-Anchor's official code.
         freeze_batch_norm_affine: keep the scale and shift of the backbone's batch-norm layers as they are.
         head_init: how the projection begins: ``"default"`` is Kaiming-normal by fan-out, std √(2/dim); ``"glorot"`` is
-            Glorot-uniform, as in Keras, std √(2/(channels + dim)). Embeddings are normalised, so the length decides how
-            fast a given learning rate turns the projection. ``"pca"`` begins as the default does, until training
+            Glorot-uniform, as in Keras, std √(2/(channels + dim)); ``"pca"`` begins as the default does, until training
             replaces it by the principal axes of its images.
         head_bias: whether the projection adds a bias.
         channels_last: run the backbone with channels last in memory, faster with tensor cores.
@@ -147,17 +130,22 @@ class Encoder(nn.Module):
         self.dim = backbone.out_channels if dim is None else dim
         self.head: nn.Module = nn.Identity()
         if dim is not None:
-            self.head = _projection(backbone.out_channels, dim, head_init, head_bias)
+            self.head = nn.Linear(backbone.out_channels, dim, bias=head_bias)
+            if head_init == "glorot":
+                nn.init.xavier_uniform_(self.head.weight)
+            else:
+                nn.init.kaiming_normal_(self.head.weight, mode="fan_out")
+            if head_bias:
+                nn.init.zeros_(self.head.bias)
         self.normalisation: Normalisation = normalisation
         self._skips_normalisation = False
         self.freeze_batch_norm = freeze_batch_norm
         self.channels_last = channels_last
+        norms = [module for module in backbone.modules() if isinstance(module, _BatchNorm)]
         if freeze_batch_norm_affine:
-            for module in backbone.modules():
-                if isinstance(module, _BatchNorm):
-                    module.requires_grad_(False)
-        norms = [module for module in backbone.modules() if isinstance(module, nn.BatchNorm2d)]
-        self._folded = norms if backbone.folds_batch_norm else []
+            for norm in norms:
+                norm.requires_grad_(False)
+        self._folded = [n for n in norms if isinstance(n, nn.BatchNorm2d)] if backbone.folds_batch_norm else []
         self.weights_report: WeightsReport | None = None
         if channels_last:
             self.backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -191,9 +179,7 @@ class Encoder(nn.Module):
             return embeddings if self._skips_normalisation else normalise(embeddings, self.normalisation)
 
     def without_head(self) -> Encoder:
-        """The same backbone and pooling without the projection: embeddings are the pooled features, normalised.
-
-        Weights are shared, not copied.
+        """The same backbone and pooling without the projection; weights are shared.
 
         >>> encoder = build_encoder("small", dim=64)
         >>> encoder.dim, encoder.without_head().dim
@@ -205,14 +191,7 @@ class Encoder(nn.Module):
         return bare
 
     def without_normalisation(self) -> Encoder:
-        """The same network, whose embeddings keep the length that the projection gives them. Weights are shared.
-
-        >>> encoder = build_encoder("small", dim=64)
-        >>> images = torch.full((1, 48, 48, 3), 255, dtype=torch.uint8)
-        >>> raw = encoder.without_normalisation()(images)
-        >>> torch.allclose(encoder(images), raw / raw.norm())
-        True
-        """
+        """The same network, whose embeddings keep the length that the projection gives them. Weights are shared."""
         raw = copy.copy(self)
         raw._skips_normalisation = True
         return raw
@@ -231,17 +210,6 @@ class Encoder(nn.Module):
         yield from self.head.parameters()
 
 
-def _projection(inputs: int, dim: int, init: str, bias: bool) -> nn.Linear:
-    head = nn.Linear(inputs, dim, bias=bias)
-    if init == "glorot":
-        nn.init.xavier_uniform_(head.weight)
-    else:
-        nn.init.kaiming_normal_(head.weight, mode="fan_out")
-    if bias:
-        nn.init.zeros_(head.bias)
-    return head
-
-
 def build_encoder(
     backbone: str,
     *,
@@ -257,10 +225,9 @@ def build_encoder(
     Args:
         backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
         pooling: ``avg``, ``max``, ``avg+max``, ``gem`` or ``gem3``.
-        weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``hub:OWNER/MODEL`` for one that the
-            Hugging Face hub has; ``imagenet`` for the weights that come with an installed package; None to start from
-            random numbers (from the weights of the model with ``hf:`` and ``timm:``). What was loaded is in the
-            encoder's ``weights_report``.
+        weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``hub:OWNER/MODEL`` for one on the Hugging
+            Face hub; ``imagenet`` for those of an installed package; None for random numbers, or for the model's own
+            with ``hf:`` and ``timm:``. What was loaded is in the encoder's ``weights_report``.
         last_stride: of the backbone's last stage; 1 for a feature map twice as fine. None leaves it as it is.
         frozen_blocks: the first blocks of a vision transformer that do not train.
         options: of the backbone, and ``preprocessing``.

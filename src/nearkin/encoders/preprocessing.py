@@ -19,10 +19,7 @@ Channels = tuple[float, float, float]
 class Preprocessing:
     """``(x / 255 · scale − mean) / std`` per channel, in BGR order when ``bgr``.
 
-    ``mean`` and ``std`` are in the scaled units and in the order in which the backbone sees the channels: with
-    ``bgr`` the first number belongs to blue. It is part of the backbone, because weights are worth nothing under
-    another preprocessing.
-
+    ``mean`` and ``std`` are in the scaled units and in the order in which the backbone sees the channels.
     Shapes: uint8 ``[B, H, W, 3]`` in RGB → float32 ``[B, 3, H, W]`` on the same device.
 
     >>> white = torch.full((1, 2, 2, 3), 255, dtype=torch.uint8)
@@ -36,10 +33,8 @@ class Preprocessing:
     scale: float = 1.0
 
     def __post_init__(self) -> None:
-        if min(self.std) <= 0.0:
-            raise RecipeError(f"preprocessing std must be positive, got {self.std}")
-        if self.scale <= 0.0:
-            raise RecipeError(f"preprocessing scale must be positive, got {self.scale}")
+        if min(*self.std, self.scale) <= 0.0:
+            raise RecipeError(f"preprocessing std and scale must be positive, got {self.std} and {self.scale}")
 
     @property
     def mean_pixel(self) -> tuple[int, int, int]:
@@ -63,8 +58,8 @@ class Preprocessing:
 @functools.lru_cache(maxsize=64)
 def gain_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
     """What values of 0 … 255 are multiplied by, and what is added then: float32 ``[3, 1, 1]`` each."""
-    # Kept per device, so that a batch on an accelerator does not wait for six numbers to be copied there. They must
-    # be ordinary tensors even when the first caller is in inference mode.
+    # Kept per device, so that a batch does not wait for them to be copied. They must be ordinary tensors even when the
+    # first caller is in inference mode.
     with torch.inference_mode(False):
         mean = torch.tensor(preprocessing.mean, dtype=torch.float64).view(3, 1, 1)
         std = torch.tensor(preprocessing.std, dtype=torch.float64).view(3, 1, 1)
@@ -94,10 +89,10 @@ def as_preprocessing(value: object) -> Preprocessing:
     """
     if isinstance(value, Preprocessing):
         return value
-    if isinstance(value, str) and value in NAMED:
-        return NAMED[value]
     if isinstance(value, str):
-        raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")
+        if value not in NAMED:
+            raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")
+        return NAMED[value]
     if isinstance(value, Mapping):
         fields = coerce_fields(value, Preprocessing, "encoder.options.preprocessing")
         if "mean" not in fields or "std" not in fields:

@@ -14,10 +14,7 @@ from nearkin.ranks import sum_within, world
 
 
 class _Synchronised:
-    """A batch-norm's forward pass with mean and variance over the images of all ranks, with gradients.
-
-    A rank may have another number of images than the others, or none. Torch's own runs on GPUs only.
-    """
+    """Mean and variance over the images of all ranks, which may differ in number. Torch's own runs on GPUs only."""
 
     def forward(self: _BatchNorm, x: Tensor) -> Tensor:  # type: ignore[misc]
         if world() == 1 or not (self.training or self.running_mean is None):

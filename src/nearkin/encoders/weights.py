@@ -22,8 +22,7 @@ PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 class WeightsReport:
     """What became of a weight file: names of tensors, without wrappers' prefixes.
 
-    ``missing`` may hold only batch-norm counters when loading succeeded; ``unexpected`` are the file's tensors that
-    the backbone has no place for, such as auxiliary heads (its classifier is not even counted).
+    ``missing`` are batch-norm counters at most; ``unexpected`` are tensors that the backbone has no place for.
     """
 
     path: Path
@@ -48,9 +47,8 @@ class WeightsReport:
 def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
     """Fill ``module`` from a ``.safetensors`` file or a ``.pth`` of tensors, all of it or not at all.
 
-    Prefixes that wrappers leave (``module.``, ``backbone.``, ``model.``) do not matter, classifiers are dropped, half
-    precision becomes the module's own, and batch-norm tensors stored as ``[1, C]`` become ``[C]``. A parameter that
-    the file lacks or has in another shape is a :class:`DataError`, and then the module is unchanged.
+    Prefixes of wrappers (``module.``, ``backbone.``, ``model.``) do not matter, classifiers are dropped, and tensors
+    stored as ``[1, C]`` become ``[C]``. A parameter that is not there or has another shape is a :class:`DataError`.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file
@@ -94,10 +92,7 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
 
 def _read(path: Path) -> Mapping[str, Tensor]:
     if not path.is_file():
-        raise DataError(
-            f"weights file {path} does not exist: give the path of a .safetensors or .pth file, or 'imagenet' for a "
-            "backbone that brings its own (efficientnet_lite0)"
-        )
+        raise DataError(f"weights file {path} does not exist: give a .safetensors or .pth file, or 'imagenet'")
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -112,8 +107,8 @@ def _read(path: Path) -> Mapping[str, Tensor]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise DataError(
-            f"weights file {path} holds more than tensors, or is damaged; objects are never unpickled, because that "
-            "could run any code. Save its state_dict alone, best as .safetensors"
+            f"weights file {path} holds more than tensors, or is damaged; objects are never unpickled. Save its "
+            "state_dict alone, best as .safetensors"
         ) from error
     except (RuntimeError, EOFError, ValueError, KeyError) as error:
         raise DataError(f"weights file {path} cannot be read: is it complete? ({error})") from error

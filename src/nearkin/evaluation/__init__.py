@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from nearkin.evaluation.clustering import kmeans as kmeans
     from nearkin.evaluation.neighbours import nearest as nearest
     from nearkin.evaluation.retrieval import measure as measure
-    from nearkin.evaluation.retrieval import ranking_scores as ranking_scores
     from nearkin.evaluation.retrieval import retrieval_scores as retrieval_scores
     from nearkin.evaluation.scores.f1 import pairwise_f1 as pairwise_f1
     from nearkin.evaluation.scores.nmi import normalised_mutual_information as normalised_mutual_information
@@ -25,7 +24,6 @@ _HOMES = {
     "nearest": "neighbours",
     "normalised_mutual_information": "scores.nmi",
     "pairwise_f1": "scores.f1",
-    "ranking_scores": "retrieval",
     "retrieval_scores": "retrieval",
 }
 

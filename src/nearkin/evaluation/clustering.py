@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from nearkin.evaluation.scores import ClusteringScore
 from nearkin.evaluation.scores.f1 import F1
 from nearkin.evaluation.scores.nmi import NMI
 from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
-from nearkin.numerics import check_choice, l2_normalise
+from nearkin.numerics import l2_normalise
 
 # Lloyd's last iterations move a handful of points and no score.
 _LEAST_GAIN = 1e-6
@@ -31,19 +30,15 @@ def clustering_scores(
     labels: ArrayLike,
     seed: int = 0,
     *,
-    clusters: int | None = None,
-    restarts: int = 3,
     distance: Distance = "cosine",
     scores: Sequence[ClusteringScore] = (NMI("NMI"), F1("F1")),
 ) -> dict[str, float]:
-    """``NMI`` and ``F1``, or other ``scores``, of a k-means clustering against the classes.
+    """``NMI`` and ``F1``, or other ``scores``, of a k-means clustering with as many clusters as there are classes.
 
     Args:
         embeddings: ``[N, D]``, tensor or array; the work is done on its device.
         labels: ``[N]``, any integers.
         seed: the same seed gives the same clusters.
-        clusters: number of clusters; by default as many as there are classes.
-        restarts: how often k-means starts again; the tightest clustering is scored.
         distance: ``"cosine"`` clusters the L2-normalised embeddings, ``"euclidean"`` the embeddings as they are.
         scores: of one and the same clustering.
 
@@ -55,25 +50,17 @@ def clustering_scores(
     check_distance(distance)
     vectors = as_float64(embeddings, "embeddings")
     classes = as_labels(labels, "labels", rows=len(vectors))
-    count = len(torch.unique(classes)) if clusters is None else clusters
-    assigned = kmeans(l2_normalise(vectors) if distance == "cosine" else vectors, count, seed=seed, restarts=restarts)
+    points = l2_normalise(vectors) if distance == "cosine" else vectors
+    assigned = kmeans(points, len(torch.unique(classes)), seed=seed)
     return {score.name: score.of_clusters(assigned, classes) for score in scores}
 
 
-def kmeans(
-    points: ArrayLike,
-    clusters: int,
-    *,
-    seed: int = 0,
-    restarts: int = 3,
-    engine: Literal["auto", "faiss", "own"] = "auto",
-) -> Tensor:
+def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3) -> Tensor:
     """The cluster ``0 … clusters − 1`` of every row of ``points [N, D]``, by Lloyd's algorithm.
 
-    Of several restarts the one with the least sum of squared distances is kept. ``auto`` takes faiss where it is
-    installed and there are more than 1,000 points on a CPU, for the iterations between starts by k-means++ and the
-    result. Our own iterations are in float64, a cluster that loses all its points starts again at the point farthest
-    from its centre, and distances are taken block by block.
+    Of several restarts the one with the least sum of squared distances is kept. More than 1,000 points on a CPU are
+    clustered by faiss, where it is installed. Our own iterations are in float64. A cluster that loses all its points
+    starts again at the point farthest from its centre.
 
     >>> kmeans(torch.tensor([[0.0], [10.0], [0.1], [10.1]]), 2).tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
     True
@@ -82,17 +69,13 @@ def kmeans(
     if as_count(clusters, "clusters") > len(vectors):
         raise ValueError(f"clusters must be at most the number of points, {len(vectors)}, got {clusters}")
     as_count(restarts, "restarts")
-    check_choice("auto", "faiss", "own", engine=engine)
     # Only shapes matter to k-means: centring and scaling keep the squares and the sums below in range.
     largest = vectors.abs().max()
     vectors = vectors / torch.where(largest > 0, largest, 1.0)
     vectors = vectors - vectors.mean(dim=0)
-    installed = importlib.util.find_spec("faiss") is not None
-    if engine == "faiss" and not installed:
-        raise ValueError('engine "faiss" needs faiss: pip install faiss-cpu, or use engine="own"')
     # faiss computes in float32, and has something to save only here.
     is_large = vectors.device.type == "cpu" and len(vectors) > 1000
-    by_faiss = engine == "faiss" or (engine == "auto" and installed and is_large)
+    by_faiss = is_large and importlib.util.find_spec("faiss") is not None
     generator = torch.Generator().manual_seed(seed)
     best_inertia, best = float("inf"), torch.empty(0)
     for _ in range(restarts):

@@ -1,9 +1,8 @@
 """The label of a query by its nearest hits, and how sure hits and labels are.
 
-A score means something else for every encoder and every collection. So confidences are learned from labelled images of
-the collection that the encoder was *not* trained on: a trained image lies nearer to its class than a new one does. Each
-of these images is searched among the others twice. As it is, it has a right answer. With its own class taken out it
-stands for an image of a class that the collection lacks, for which every answer is wrong.
+A score means something else for every encoder and collection. So confidences are learned from labelled images of the
+collection that the encoder was *not* trained on: trained images lie nearer to their class. Each of these images is
+searched among the others twice: as it is, and with its own class taken out, where every answer is wrong.
 
 The confidence of a hit depends on its score and on how far the query's hits agree on a label. It rises with the score,
 so it never changes the order of hits. That of a label depends on how near the query is to the mean of the class,
@@ -96,15 +95,8 @@ def vote(
 ) -> Vote:
     """The label of a query ``[D]`` by its hits, nearest first ``[K]``: the class that is nearest.
 
-    How near a class is, is the mean of two scores: of its nearest hit, and of its mean.
-
-    Args:
-        query: what is labelled.
-        labels: of the hits.
-        scores: of the hits.
-        profiles: of the hits' classes.
-        distance: how vectors are compared.
-        typical_spread: of a class with one image.
+    How near a class is, is the mean of two scores: of its nearest hit, and of its mean. ``profiles`` are of the hits'
+    classes, ``typical_spread`` is of a class with one image.
     """
     names, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     means = np.stack([profiles[name].mean for name in names.tolist()])
@@ -126,10 +118,7 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """``confidence = 1 / (1 + exp(−(slopes · features + intercept)))``, and how reliable it is.
-
-    Its reliability was measured on classes that it was not fitted to.
-    """
+    """``confidence = 1 / (1 + exp(−(slopes · features + intercept)))``, and how reliable it is on other classes."""
 
     slopes: tuple[float, ...]
     intercept: float
@@ -165,12 +154,9 @@ class Confidence:
     """The same with the image's class taken out."""
 
     def of_hits(self, scores: Floats, labels: NDArray[Any], label_scores: Floats) -> Floats:
-        """The probability that hits of one query are of its class.
+        """The probability that hits ``[H]`` of one query are of its class.
 
-        Args:
-            scores: of the hits.
-            labels: of the query's nearest labelled hits, 50 of them where there are as many.
-            label_scores: the scores of those.
+        ``labels`` and ``label_scores`` are of its nearest labelled hits, 50 of them where there are as many.
         """
         return self.hit(_hit_features(scores, np.unique(labels, return_inverse=True)[1], label_scores))
 
@@ -301,10 +287,7 @@ def _scores(a: Floats, b: Floats, distance: Distance) -> Floats:
 
 
 def _fit(features: Floats, right: NDArray[np.bool_], weights: Floats, folds: Ints) -> tuple[Curve, Floats]:
-    """The curve of features ``[N, F]``, and the confidences ``[N]`` that the curves of other folds give.
-
-    These say how reliable it is.
-    """
+    """The curve of features ``[N, F]``, and the confidences ``[N]`` that the curves of other folds give."""
     slopes, intercept = _logistic_regression(features, right, weights)
     confidence = np.empty(len(right))
     for fold in np.unique(folds):

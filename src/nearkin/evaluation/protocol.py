@@ -89,13 +89,9 @@ class Protocol:
       held out and chooses the epoch, the others train. :mod:`nearkin.studies.mlrc` trains one model per fold.
     * ``in-distribution``: the test images are of classes that train, as in MNIST; the last epoch is reported. Data
       without a test split get one by image.
-    * ``everything``: every class trains and none is scored, for the encoder that is put to use once another run has
-      given the score on unseen classes (:mod:`nearkin.runs.run`).
+    * ``everything``: every class trains and none is scored, for the encoder that is put to use.
 
-    ``holdout_share`` keeps some images of the training classes out of training. ``train_share`` leaves so much of the
-    training images of every class, ``label_noise`` replaces so many of their labels. None of them touches what is
-    validated or tested. A table that a protocol cannot be trained on is refused by :meth:`check_trainable`; scoring a
-    trained encoder on other data needs no such split.
+    ``holdout_share``, ``train_share`` and ``label_noise`` change the training images only.
 
     Args:
         section: of the recipe.
@@ -130,14 +126,11 @@ class Protocol:
     def check_trainable(self) -> None:
         """Refuse data that the protocol cannot be followed on, with what to do."""
         name, section, labels = self.table.name, self.section, self.table.labels
-        if section.name == "query-gallery":
-            lacking = [split for split in ("query", "gallery") if not (self.splits == split).any()]
-            if lacking:
-                raise DataError(
-                    f"the query-gallery protocol needs images of the splits 'query' and 'gallery', and {name!r} has no "
-                    f"{' and no '.join(lacking)}: use protocol.name=conventional, or a manifest whose split column "
-                    f"says query and gallery"
-                )
+        if section.name == "query-gallery" and (self._test_images is None or self._test_images.gallery is None):
+            raise DataError(
+                f"the query-gallery protocol needs images of the splits 'query' and 'gallery', and {name!r} lacks one: "
+                f"use protocol.name=conventional, or a manifest whose split column says query and gallery"
+            )
         if section.name == "in-distribution" and self._test_images is not None:
             tested = np.unique(labels[self._test_images.query])
             unseen = np.setdiff1d(tested, labels[self.train_rows])
@@ -197,9 +190,8 @@ class Protocol:
     def is_better(self, scores: Mapping[str, float], than: Mapping[str, float]) -> bool:
         """Whether an evaluation is preferred to an earlier one.
 
-        R@1 of a few validation images differs between epochs by chance: within its standard error MAP@R decides, which
-        looks at every neighbour, unless the recipe names the score (``docs/choosing.md``). A score that is not a number
-        gives way to any that comes later, and is never preferred to one that is.
+        R@1 of a few validation images differs between epochs by chance. Within its standard error MAP@R decides, unless
+        the recipe names the score (``docs/choosing.md``). A score that is not a number is never preferred.
         """
         new, old = (each.get(self.select_by, math.nan) for each in (scores, than))
         if math.isnan(new) or math.isnan(old):
@@ -214,26 +206,25 @@ class Protocol:
 
     @property
     def _looks_beyond_its_error(self) -> bool:
-        """Whether R@1 chooses unasked and on validation classes, and so only where it is beyond its standard error."""
+        """Whether R@1 chooses on validation classes without being asked, and so only beyond its standard error."""
         return self.validation is not None and self.section.select_by is None and self.select_by == "R@1"
 
     @property
     def selection_rule(self) -> str:
         """The rule in words, for every table that shows a score, and what else the figure was got with."""
-        return as_tested(self._selection_rule(), self.section)
-
-    def _selection_rule(self) -> str:
+        section = self.section
         if self.selects_on == "last":
-            return "last epoch"
-        if self.section.name == "mlrc":
-            return f"best {self.select_by} on the held-out class fold {self.section.fold} of 0–{self.section.folds - 1}"
-        if self.section.name == "query-gallery":
+            return as_tested("last epoch", section)
+        rule = f"best {self.select_by} on the {self.selects_on} classes"
+        if section.name == "mlrc":
+            rule = f"best {self.select_by} on the held-out class fold {section.fold} of 0–{section.folds - 1}"
+        elif section.name == "query-gallery":
             rule = f"best {self.select_by} of the test queries in their gallery"
-        else:
-            rule = f"best {self.select_by} on the {self.selects_on} classes"
-            rule += ", within its error MAP@R" if self._looks_beyond_its_error else ""
-        followed = self.selects_on == "test" and self.section.monitor_test
-        return f"{rule}, which training also followed" if followed else rule
+        elif self._looks_beyond_its_error:
+            rule += ", within its error MAP@R"
+        if self.selects_on == "test" and section.monitor_test:
+            rule += ", which training also followed"
+        return as_tested(rule, section)
 
     def selection_set(self) -> EvaluationSet | None:
         return self.validation if self.validation is not None else (self.test if self.selects_on == "test" else None)

@@ -23,10 +23,7 @@ from nearkin.errors import RecipeError
 from nearkin.evaluation.neighbours import BLOCK_BYTES, Distance, nearest
 from nearkin.evaluation.retrieval import depths, mean_scores, measure
 from nearkin.evaluation.scores import RetrievalScore, score_named
-from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
-
-K1, K2, WEIGHT = 20, 6, 0.3
-"""The paper's k₁, k₂ and λ."""
+from nearkin.evaluation.vectors import ArrayLike, as_float64, as_labels
 
 # Comparisons or products that are made at a time.
 _AT_ONCE = 1 << 24
@@ -34,11 +31,11 @@ _AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Rerank:
-    """The order by common neighbours (:func:`reranked_distances`)."""
+    """The order by common neighbours: k₁, k₂ and λ, by default the paper's; a ``weight`` of 1 is the plain order."""
 
-    k1: int = K1
-    k2: int = K2
-    weight: float = WEIGHT
+    k1: int = 20
+    k2: int = 6
+    weight: float = 0.3
 
     def __post_init__(self) -> None:
         if self.k1 < 1 or self.k2 < 1 or not 0 <= self.weight <= 1:
@@ -86,8 +83,7 @@ def measure_reranked(
         counted = num_true > 0
         depth = depths(ranked, num_true.numpy(), len(references) - int(own))[1]
         values = torch.zeros(len(ranked), len(queries), dtype=torch.float64)
-        blocks = reranked_distances(embeddings, gallery, k1=rerank.k1, k2=rerank.k2, weight=rerank.weight)
-        for rows, distances in blocks:
+        for rows, distances in reranked_distances(embeddings, gallery, rerank=rerank):
             if own:
                 distances.scatter_(1, rows[:, None].to(distances.device), torch.inf)
             # Equal ones by index, and what differs by rounding alone is equal.
@@ -133,23 +129,20 @@ class _Sparse:
 
 
 def reranked_distances(
-    queries: ArrayLike, gallery: ArrayLike | None = None, *, k1: int = K1, k2: int = K2, weight: float = WEIGHT
+    queries: ArrayLike, gallery: ArrayLike | None = None, *, rerank: Rerank
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Distances of queries ``[Q, D]`` to the gallery ``[N, D]``, or without one to each other, after re-ranking.
 
     Yields ``rows [B]`` and ``distances [B, N]`` (float64), a block of queries at a time. It is transductive: a distance
-    depends on all images, though on no label. k₁ and k₂ are cut to the number of images; ``weight`` is λ, and 1 the
-    plain order.
+    depends on all images, though on no label. k₁ and k₂ are cut to the number of images.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
-    >>> [distances.argmin(dim=1).tolist() for rows, distances in reranked_distances(x[:1], x[1:], k1=1, k2=1)]
+    >>> [distances.argmin(dim=1).tolist() for rows, distances in reranked_distances(x[:1], x[1:], rerank=Rerank(1, 1))]
     [[0]]
     """
-    if not 0 <= weight <= 1:
-        raise ValueError(f"weight must be between 0 and 1, got {weight}")
     asked = _unit(as_float64(queries, "queries"))
     x = asked if gallery is None else torch.cat([asked, _unit(as_float64(gallery, "gallery").to(asked.device))])
-    k1, k2 = min(as_count(k1, "k1"), len(x) - 1), min(as_count(k2, "k2"), len(x))
+    k1, k2, weight = min(rerank.k1, len(x) - 1), min(rerank.k2, len(x)), rerank.weight
     first = 0 if gallery is None else len(asked)
     itself = torch.arange(len(x), device=x.device)
     near = itself[:, None]

@@ -13,12 +13,10 @@ from nearkin import ranks
 from nearkin.evaluation.clustering import clustering_scores
 from nearkin.evaluation.neighbours import Distance, Floats, Ints, check_distance, rank
 from nearkin.evaluation.scores import ClusteringScore, EmbeddingScore, RetrievalScore, score_named
-from nearkin.evaluation.scores.mean_average_precision import MeanAveragePrecision
-from nearkin.evaluation.scores.ndcg import NDCG
-from nearkin.evaluation.scores.precision import Precision
-from nearkin.evaluation.scores.recall import Recall
-from nearkin.evaluation.vectors import ArrayLike, as_count, as_gallery, as_labels, as_vectors, label_array
+from nearkin.evaluation.vectors import ArrayLike, as_gallery, as_vectors, label_array
 from nearkin.numerics import Normalisation
+
+RANKING_SCORES = ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R")
 
 
 def retrieval_scores(
@@ -27,12 +25,10 @@ def retrieval_scores(
     gallery: ArrayLike | None = None,
     gallery_labels: ArrayLike | None = None,
     *,
-    recall_at: Sequence[int] = (1, 2, 4, 8),
-    precision_at: Sequence[int] = (),
-    map_at: Sequence[int] = (),
-    ndcg_at: Sequence[int] = (),
+    scores: Sequence[str] = RANKING_SCORES,
     distance: Distance = "cosine",
     device: torch.device | str | None = None,
+    by_all: bool = False,
 ) -> dict[str, float]:
     """Exact retrieval scores, as fractions, averaged over the queries.
 
@@ -40,7 +36,7 @@ def retrieval_scores(
     nothing is left out. Equal distances are ordered by index. A query without any true reference is not counted;
     ``queries_without_match`` says how many those were. With R the number of true references of a query:
 
-    * ``R@k``: 1 if any of the first k is true;
+    * ``R@k``: 1 if any of the first k is true; ``MRR@k``: 1 / i with i the rank of the first that is true;
     * ``P@R``: the fraction of the first R that are true, and ``P@k`` of the first k;
     * ``MAP@R``: (1/R) Σ over i ≤ R of P@i · rel_i, and ``MAP@k`` the same with k for R;
     * ``nDCG@k``: Σ over i ≤ k of (2^rel_i − 1) / log2(i + 1), divided by its best value, that of min(k, R) hits first.
@@ -52,37 +48,19 @@ def retrieval_scores(
         labels: ``[Q]``, any integers.
         gallery: ``[N, D]``, the references to search, or None.
         gallery_labels: ``[N]``, needed with a gallery.
-        recall_at: the k of ``R@k``.
-        precision_at: the k of ``P@k``.
-        map_at: the k of ``MAP@k``.
-        ndcg_at: the k of ``nDCG@k``.
+        scores: their names, with any numbers for the k.
         distance: ``"cosine"`` or ``"euclidean"``.
         device: where the work is done; by default where the embeddings are. The scores are the same everywhere.
+        by_all: whether all processes of a run call this with the same embeddings; each then does a share of the work.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.6, 0.5]])
-        >>> retrieval_scores(embeddings, [7, 7, 9, 9], recall_at=(1,))
-        {'R@1': 0.75, 'P@R': 0.75, 'MAP@R': 0.75, 'queries_without_match': 0.0}
+        >>> retrieval_scores(embeddings, [7, 7, 9, 9], scores=["R@1", "P@R", "nDCG@2"])
+        {'R@1': 0.75, 'P@R': 0.75, 'nDCG@2': 0.75, 'queries_without_match': 0.0}
     """
-    scores = _by_ranks(recall_at, precision_at, map_at, ndcg_at)
-    return score_rankings(embeddings, labels, gallery, gallery_labels, scores=scores, distance=distance, device=device)
-
-
-def score_rankings(
-    embeddings: ArrayLike,
-    labels: ArrayLike,
-    gallery: ArrayLike | None = None,
-    gallery_labels: ArrayLike | None = None,
-    *,
-    scores: Sequence[RetrievalScore],
-    distance: Distance = "cosine",
-    device: torch.device | str | None = None,
-    by_all: bool = False,
-) -> dict[str, float]:
-    """What :func:`retrieval_scores` gives, for any scores: all of them from one ranking.
-
-    ``by_all`` says that all processes of a run call this with the same embeddings: each then does a share of the work.
-    """
+    wanted = [score for score in map(score_named, dict.fromkeys(scores)) if isinstance(score, RetrievalScore)]
+    if len(wanted) < len(set(scores)):
+        raise ValueError(f"scores must be of rankings, got {', '.join(scores)}: nearkin.evaluation.measure takes all")
     check_distance(distance)
     if (gallery is None) != (gallery_labels is None):
         given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
@@ -108,14 +86,14 @@ def score_rankings(
         )
 
     available = len(references) - int(gallery is None)
-    depth, first_depth = depths(scores, num_true, available)
-    values = torch.zeros(len(scores), len(queries), dtype=torch.float64)
+    depth, first_depth = depths(wanted, num_true, available)
+    values = torch.zeros(len(wanted), len(queries), dtype=torch.float64)
     without_hit = np.zeros(len(queries), dtype=bool)
 
     def score(rows: Ints, indices: Ints, _: Floats) -> None:
         # Scored on the CPU whatever ranked them: the same sums in the same order everywhere.
         hits = torch.from_numpy(reference_ids[indices] == query_ids[rows, None])
-        for number, one in enumerate(scores):
+        for number, one in enumerate(wanted):
             values[number, rows] = one.per_query(hits, torch.from_numpy(num_true[rows]))
         without_hit[rows] = ~hits.any(dim=1).numpy()
 
@@ -129,7 +107,7 @@ def score_rankings(
     rank(queries, references, np.where(deeper, first_depth, 0), score, **settings)
     if by_all:
         ranks.add_up_([values])
-    return mean_scores(scores, values[:, torch.from_numpy(counted)], left_out=int((~counted).sum()))
+    return mean_scores(wanted, values[:, torch.from_numpy(counted)], left_out=int((~counted).sum()))
 
 
 def depths(scores: Sequence[RetrievalScore], num_true: Ints, available: int) -> tuple[Ints, Ints]:
@@ -140,75 +118,7 @@ def depths(scores: Sequence[RetrievalScore], num_true: Ints, available: int) -> 
     return depth, np.maximum(depth, min(first, available))
 
 
-def ranking_scores(
-    hits: ArrayLike,
-    num_true: ArrayLike,
-    *,
-    recall_at: Sequence[int] = (1, 2, 4, 8),
-    precision_at: Sequence[int] = (),
-    map_at: Sequence[int] = (),
-    ndcg_at: Sequence[int] = (),
-) -> dict[str, float]:
-    """The scores of :func:`retrieval_scores` for rankings that are already there.
-
-    Args:
-        hits: ``[Q, L]``, true (or 1) where the reference at that place is of the query's class.
-        num_true: ``[Q]``, R: how many true references each query has in the whole gallery, found or not. Queries
-            with none are not counted.
-        recall_at: the k of ``R@k``.
-        precision_at: the k of ``P@k``.
-        map_at: the k of ``MAP@k``.
-        ndcg_at: the k of ``nDCG@k``.
-
-    Places beyond L count as misses, also for ``P@R`` and ``MAP@R`` of a query with R > L: rank at least as deep as
-    the largest R when those are to be exact.
-
-    Example:
-        >>> scores = ranking_scores([[1, 0, 1, 0]], [4], recall_at=(1,), map_at=(2,), ndcg_at=(4,))
-        >>> {name: round(value, 3) for name, value in scores.items()}
-        {'R@1': 1.0, 'P@R': 0.5, 'MAP@R': 0.417, 'MAP@2': 0.5, 'nDCG@4': 0.586, 'queries_without_match': 0.0}
-    """
-    scores = _by_ranks(recall_at, precision_at, map_at, ndcg_at)
-    found = hits.detach().cpu() if isinstance(hits, Tensor) else torch.from_numpy(np.array(hits))
-    if found.ndim != 2 or 0 in found.shape:
-        raise ValueError(f"hits must have shape [Q, L] with at least one row and one place, got {list(found.shape)}")
-    if not bool(((found == 0) | (found == 1)).all()):
-        raise ValueError("hits must be true or false (1 or 0), got other values")
-    found = found.bool()
-    true = as_labels(num_true, "num_true", rows=len(found))
-    too_many = found.sum(dim=1) > true
-    if bool(too_many.any()) or bool((true < 0).any()):
-        row = int((too_many | (true < 0)).nonzero()[0])
-        raise ValueError(
-            f"num_true must be at least the number of hits of its row, got {int(true[row])} "
-            f"for the {int(found[row].sum())} hits of row {row}"
-        )
-    counted = true > 0
-    if not bool(counted.any()):
-        raise ValueError("num_true must be positive for at least one query, got none")
-    values = [score.per_query(found[counted], true[counted]) for score in scores]
-    return mean_scores(scores, values, left_out=int((~counted).sum()))
-
-
-def _by_ranks(
-    recall_at: Sequence[int], precision_at: Sequence[int], map_at: Sequence[int], ndcg_at: Sequence[int]
-) -> list[RetrievalScore]:
-    """The scores that the keywords of :func:`retrieval_scores` ask for, and P@R and MAP@R."""
-    asked = {"recall_at": recall_at, "precision_at": precision_at, "map_at": map_at, "ndcg_at": ndcg_at}
-    for name, ks in asked.items():
-        if isinstance(ks, str) or not hasattr(ks, "__iter__"):
-            raise ValueError(f"{name} must be a sequence of integers of at least 1, got {ks!r}")
-        asked[name] = [as_count(k, f"each k of {name}") for k in ks]
-    scores: list[RetrievalScore] = [Recall(f"R@{k}", k) for k in asked["recall_at"]]
-    scores += [Precision("P@R"), MeanAveragePrecision("MAP@R")]
-    scores += [Precision(f"P@{k}", k) for k in asked["precision_at"]]
-    scores += [MeanAveragePrecision(f"MAP@{k}", k) for k in asked["map_at"]]
-    return scores + [NDCG(f"nDCG@{k}", k) for k in asked["ndcg_at"]]
-
-
-def mean_scores(
-    scores: Sequence[RetrievalScore], values: Sequence[Tensor] | Tensor, *, left_out: int
-) -> dict[str, float]:
+def mean_scores(scores: Sequence[RetrievalScore], values: Tensor, *, left_out: int) -> dict[str, float]:
     means = {score.name: float(each.mean()) for score, each in zip(scores, values, strict=True)}
     return means | {"queries_without_match": float(left_out)}
 
@@ -235,8 +145,8 @@ def measure(
     """
     wanted = [score_named(name) for name in dict.fromkeys(scores)]
     found: dict[str, float] = {}
-    if ranked := [score for score in wanted if isinstance(score, RetrievalScore)]:
-        found |= score_rankings(
+    if ranked := [score.name for score in wanted if isinstance(score, RetrievalScore)]:
+        found |= retrieval_scores(
             embeddings, labels, gallery, gallery_labels, scores=ranked, distance=distance, by_all=by_all
         )
     placed = [score for score in wanted if isinstance(score, EmbeddingScore)]

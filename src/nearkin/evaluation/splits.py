@@ -54,8 +54,7 @@ def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_
     if section.name == "everything":
         splits[:] = "train"
     elif section.name != "query-gallery" and section.test_share and not np.isin(splits, _TESTED).any():
-        draw = _test_images if section.name == "in-distribution" else _test_classes
-        splits[draw(table, section.test_share, section.split_seed)] = "test"
+        splits[_test_rows(section, table)] = "test"
     train = np.flatnonzero(splits == "train")
     held_out = np.empty(0, dtype=np.int64)
     if section.name == "validation":
@@ -66,22 +65,30 @@ def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_
     elif section.name == "mlrc":
         train = np.flatnonzero(np.isin(splits, ("train", "validation")))
         held_out = class_fold(table, train, folds=section.folds, fold=section.fold)
-    train = share_of_each_class(table, np.setdiff1d(train, held_out), section.train_share, section.split_seed)
+    train = np.setdiff1d(train, held_out)
+    if section.train_share < 1:
+        train = _of_each_class(table, train, section.train_share, (section.split_seed, _SMALL_DATA))
     splits[np.isin(splits, ("train", "validation"))] = UNUSED
     splits[train] = "train"
     splits[held_out] = "validation"
     share = section.holdout_share
     if share is None:
         share = HOLDOUT_SHARE if section.name == "everything" else 0.0
-    splits[_holdout_images(table, train, share, section.split_seed)] = HOLDOUT
+    if share:
+        seeds = section.split_seed, _HOLDOUT
+        splits[_of_each_class(table, train, share, seeds, fewest=FEWEST_TO_HOLD_OUT)] = HOLDOUT
     if {"query", "gallery"} <= set(splits.tolist()):
         splits[splits == "test"] = UNUSED
     return splits
 
 
-def _test_classes(table: ImageTable, share: float, seed: int) -> Rows:
-    """All images of a share of the classes."""
-    test = choose_classes(table, np.flatnonzero(table.splits == "train"), share, seed, keep=2)
+def _test_rows(section: ProtocolSection, table: ImageTable) -> Rows:
+    """A share of the images of every class where the protocol tests classes that train, else of the classes."""
+    train, share, seed = np.flatnonzero(table.splits == "train"), section.test_share, section.split_seed
+    if section.name == "in-distribution":
+        # Two at least, or they could not find each other; a class of fewer than three images only trains.
+        return _of_each_class(table, train, share, (seed, _TEST_IMAGES), fewest=3, least=2, stay=1)
+    test = choose_classes(table, train, share, seed, keep=2)
     if not len(test):
         raise DataError(
             f"{table.name!r} has {len(table.classes())} classes; a score on classes never seen in training needs at "
@@ -91,26 +98,26 @@ def _test_classes(table: ImageTable, share: float, seed: int) -> Rows:
     return test
 
 
-def _test_images(table: ImageTable, share: float, seed: int) -> Rows:
-    """A share of the images of every class.
-
-    Two at least, or they could not find each other; a class of fewer than three images only trains.
-    """
+def _of_each_class(
+    table: ImageTable,
+    rows: Rows,
+    share: float,
+    seeds: tuple[int, int],
+    *,
+    fewest: int = 1,
+    least: int = 1,
+    stay: int = 0,
+) -> Rows:
+    """A share of the rows of every class of ``fewest`` or more; a larger share holds all of a smaller one."""
+    labels = table.labels[rows]
+    order = np.argsort(labels, kind="stable")
+    names, starts = np.unique(labels[order], return_index=True)
     chosen = [np.empty(0, dtype=np.int64)]
-    for label, rows in _rows_by_class(table, np.flatnonzero(table.splits == "train")):
-        count = min(max(2, round(share * len(rows))), len(rows) - 1)
-        if count >= 2:
-            chosen.append(_generator(seed, _TEST_IMAGES, label).permutation(rows)[:count])
-    return np.concatenate(chosen)
-
-
-def _holdout_images(table: ImageTable, rows: Rows, share: float, seed: int) -> Rows:
-    """A share of the images of every class of :data:`FEWEST_TO_HOLD_OUT` or more, at least one."""
-    chosen = [np.empty(0, dtype=np.int64)]
-    for label, members in _rows_by_class(table, rows) if share and len(rows) else ():
-        if len(members) >= FEWEST_TO_HOLD_OUT:
-            chosen.append(_generator(seed, _HOLDOUT, label).permutation(members)[: max(1, round(share * len(members)))])
-    return np.concatenate(chosen)
+    for label, members in zip(names.tolist(), np.split(rows[order], starts)[1:], strict=True):
+        if len(members) >= fewest:
+            count = min(max(least, round(share * len(members))), len(members) - stay)
+            chosen.append(_generator(*seeds, label).permutation(members)[:count])
+    return np.sort(np.concatenate(chosen))
 
 
 def choose_classes(table: ImageTable, rows: Rows, share: float, seed: int, *, keep: int) -> Rows:
@@ -136,33 +143,15 @@ def class_fold(table: ImageTable, rows: Rows, *, folds: int, fold: int) -> Rows:
     return rows[np.isin(table.labels[rows], members)]
 
 
-def share_of_each_class(table: ImageTable, rows: Rows, share: float, seed: int) -> Rows:
-    """A share of the rows of every class, at least one; a larger share holds all of a smaller one."""
-    if share == 1 or not len(rows):
-        return rows
-    chosen = [
-        _generator(seed, _SMALL_DATA, label).permutation(members)[: max(1, round(share * len(members)))]
-        for label, members in _rows_by_class(table, rows)
-    ]
-    return np.sort(np.concatenate(chosen))
-
-
 def with_wrong_labels(labels: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
     """Labels of which exactly ``round(share * N)`` are replaced, each by another class drawn at random.
 
-    One image of every class keeps its label, so that no class disappears. A larger share replaces the same labels as a
-    smaller one by the same classes, and others too.
+    Labels are numbered 0, 1, …. One image of every class keeps its label, so that no class disappears. A larger share
+    replaces the same labels as a smaller one by the same classes, and others too.
 
-    Args:
-        labels: ``[N]``, numbered 0, 1, … over the classes.
-        share: of the labels that are replaced.
-        seed: decides which, and by what.
-
-    Example:
-        >>> labels = np.repeat(np.arange(4), 5)
-        >>> wrong = with_wrong_labels(labels, 0.2, seed=0)
-        >>> int((wrong != labels).sum())
-        4
+    >>> labels = np.repeat(np.arange(4), 5)
+    >>> int((with_wrong_labels(labels, 0.2, seed=0) != labels).sum())
+    4
     """
     wanted = round(share * len(labels))
     if not wanted:
@@ -184,15 +173,8 @@ def with_wrong_labels(labels: NDArray[np.int64], share: float, seed: int) -> NDA
     return wrong
 
 
-def _rows_by_class(table: ImageTable, rows: Rows) -> list[tuple[int, Rows]]:
-    labels = table.labels[rows]
-    order = np.argsort(labels, kind="stable")
-    names, starts = np.unique(labels[order], return_index=True)
-    return list(zip(names.tolist(), np.split(rows[order], starts[1:]), strict=True))
-
-
-def _generator(seed: int, *what: int) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *what])))
+def _generator(*seeds: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))
 
 
 @dataclass(frozen=True)
@@ -216,7 +198,7 @@ class StoredSplit:
 
     @classmethod
     def of(cls, table: ImageTable, splits: NDArray[np.str_], digests: Sequence[str]) -> StoredSplit:
-        """The split of an opened table; ``splits`` has one of the splits or ``unused`` for each row."""
+        """The split of an opened table."""
         used = set(table.labels.tolist())
         names = [name if label in used else "" for label, name in enumerate(table.class_names)]
         return cls(table.ids, table.labels, tuple(names[: max(used, default=-1) + 1]), splits, tuple(digests))
@@ -274,11 +256,11 @@ class StoredSplit:
     def restore(self, now: OpenedImages, *, by_name: bool = False) -> tuple[OpenedImages, NDArray[np.str_], Changes]:
         """The run's images among those that are there now, with the run's classes and numbers.
 
-        With ``by_name`` an image whose content is nowhere is taken to be the one of its name, as is right for published
-        benchmarks: they are the same images also where they were drawn or encoded again.
+        With ``by_name`` an image whose content is nowhere is taken to be the one of its name: images of published
+        benchmarks are the same also where they were drawn or encoded again.
 
-        Returns the images that are left, in the run's order, the split of each, and what has changed. Data in which
-        nothing has changed come back as the same object, so that runs opened together share it.
+        Returns the images that are left, in the run's order, the split of each, and what has changed. Where nothing has
+        changed, the data are the same object, so that runs opened together share it.
         """
         place = {digest: row for row, digest in reversed(list(enumerate(now.digests)))}
         named = {name: row for row, name in enumerate(now.table.ids)}
@@ -358,12 +340,10 @@ class Changes:
 
     def check_training(self, run: str) -> None:
         """Refuse to go on with a training whose images are not all there."""
-        lost = self.lost.get("train", ())
-        if lost:
+        if lost := self.lost.get("train", ()):
             raise DataError(
-                f"{_of(len(lost), self.counts['train'], 'training image')} of {run} {self._what(lost)} "
-                f"({_some(lost)}): training cannot go on as it began. Put them back as they were, or begin again with "
-                f"--overwrite or in another folder with -o"
+                f"{self._lost(lost, 'train', 'training')} ({_some(lost)}): training of {run} cannot go on as it began. "
+                f"Put them back as they were, or begin again with --overwrite or in another folder with -o"
             )
 
     def describe(self, *, scored: Sequence[str]) -> list[str]:
@@ -374,31 +354,28 @@ class Changes:
             in_them = tuple(f"{name}/" for name in self.new_classes)
             among = " and others" if in_them and not all(name.startswith(in_them) for name in self.new) else ""
             lines.append(
-                f"{_count(len(self.new), 'image')}{classes}{among} came after the run began and "
-                f"{'is' if len(self.new) == 1 else 'are'} left out ({_some(self.new_classes or self.new)})"
+                f"{_count(len(self.new), 'image')}{classes}{among} came after the run began: left out "
+                f"({_some(self.new_classes or self.new)})"
             )
         for split in scored:
             lost = self.lost.get(split, ())
             kept = [name for name in lost if self.by_name and name in self.changed]
             gone = [name for name in lost if name not in kept]
-            for names, one, many in ((gone, "without it", "without them"), (kept, "as it is now", "as they are now")):
+            for names, how in ((gone, "without them"), (kept, "as they are now")):
                 if names:
-                    what = f"{_of(len(names), self.counts[split], f'{split} image')} {self._what(names)}"
-                    lines.append(f"{what} ({_some(names)}): scored {one if len(names) == 1 else many}")
+                    lines.append(f"{self._lost(names, split, split)} ({_some(names)}): scored {how}")
         if self.reclassed:
-            number = sum(self.reclassed.values())
             pairs = [f"{before} → {now}" for before, now in self.reclassed]
             lines.append(
-                f"{_count(number, 'image')} {'lies' if number == 1 else 'lie'} in another class than when the run "
-                f"began ({_some(pairs)}): the run's own classes count"
+                f"{_count(sum(self.reclassed.values()), 'image')} in another class than when the run began "
+                f"({_some(pairs)}): the run's own classes count"
             )
         return lines
 
-    def _what(self, lost: Sequence[str]) -> str:
-        one, changed = len(lost) == 1, sum(name in self.changed for name in lost)
-        if 0 < changed < len(lost):
-            return "are missing or have changed"
-        return ("has changed" if one else "have changed") if changed else ("is missing" if one else "are missing")
+    def _lost(self, names: Sequence[str], split: str, kind: str) -> str:
+        changed = sum(name in self.changed for name in names)
+        what = "changed" if changed == len(names) else "missing or changed" if changed else "missing"
+        return f"{len(names):,} of {_count(self.counts[split], f'{kind} image')} {what}"
 
 
 def _hash(*parts: object) -> str:
@@ -407,10 +384,6 @@ def _hash(*parts: object) -> str:
 
 def _count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
-
-
-def _of(some: int, every: int, what: str) -> str:
-    return f"{some:,} of the {_count(every, what)}"
 
 
 def _some(names: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ import bisect
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -58,10 +58,6 @@ class Statistic:
             None if self.interval is None else (factor * self.interval[0], factor * self.interval[1]),
         )
 
-    def minus(self, other: Statistic, *, paired: bool = False) -> Difference:
-        """The difference of two means: of ``paired`` values one by one, else as Welch has it."""
-        return Difference.of(self, other, paired=paired)
-
     def text(self, digits: int = 1) -> str:
         """``mean ± spread``.
 
@@ -85,7 +81,7 @@ class Statistic:
 class Difference:
     """How far apart two statistics are, and whether their runs decide it.
 
-    >>> apart = Statistic.of([0.70, 0.71, 0.73]).minus(Statistic.of([0.66, 0.68, 0.69]), paired=True)
+    >>> apart = Difference.of(Statistic.of([0.70, 0.71, 0.73]), Statistic.of([0.66, 0.68, 0.69]), paired=True)
     >>> apart.verdict, round(apart.value, 4), round(apart.interval[0], 4), round(apart.interval[1], 4)
     ('above', 0.0367, 0.0223, 0.051)
     """
@@ -99,12 +95,12 @@ class Difference:
     """Of the one and of the other."""
     paired: bool = False
     more_seeds: int | None = None
-    """So many more on each side would decide with a probability of 80 %, if the difference and the spread are what they
-    seem; ``MOST_SEEDS + 1`` stands for all that is more. None where it is decided or nothing is known."""
+    """So many more on each side would decide with a probability of 80 %, if value and spread are what they seem;
+    ``MOST_SEEDS + 1`` stands for all that is more. None where it is decided or nothing is known."""
 
     @classmethod
     def of(cls, ours: Statistic, theirs: Statistic, *, paired: bool = False) -> Difference:
-        """Both with their values, which are in the same order where they are ``paired``."""
+        """The difference of two means: of ``paired`` values one by one, else as Welch has it."""
         value, runs = ours.mean - theirs.mean, (len(ours.values), len(theirs.values))
         sides: list[Statistic | None] = [ours, theirs]
         if paired:
@@ -115,12 +111,8 @@ class Difference:
         spread = math.sqrt(sum(variances))
         error, df = _error_of(variances, runs)
         half = student_t(df) * error if error else 0.0
-        found = cls(value, spread, (value - half, value + half), runs, paired)
-        return (
-            replace(found, more_seeds=_more_seeds(value, variances, min(runs)))
-            if found.verdict == "undecided"
-            else found
-        )
+        more = _more_seeds(value, variances, min(runs)) if abs(value) <= half else None
+        return cls(value, spread, (value - half, value + half), runs, paired, more)
 
     @property
     def verdict(self) -> Verdict | None:
@@ -152,7 +144,7 @@ def difference_by_seed(ours: Mapping[Seed, float], theirs: Mapping[Seed, float])
     paired = ours.keys() == theirs.keys()
     mine = Statistic.of(ours.values())
     other = Statistic.of(theirs[seed] for seed in ours) if paired else Statistic.of(theirs.values())
-    return None if mine is None or other is None else mine.minus(other, paired=paired)
+    return None if mine is None or other is None else Difference.of(mine, other, paired=paired)
 
 
 def _error_of(variances: Sequence[float], runs: tuple[int, int]) -> tuple[float, float]:
@@ -181,11 +173,7 @@ def student_t(df: float) -> float:
 
 
 def power_of_t(df: float, shift: float) -> float:
-    """How often a two-sided t-test at 95 % finds a true difference of ``shift`` standard errors.
-
-    >>> round(power_of_t(9, 3.0), 3), round(power_of_t(9, 0.0), 3)
-    (0.761, 0.05)
-    """
+    """How often a two-sided t-test at 95 % finds a true difference of ``shift`` standard errors."""
     critical = student_t(df)
     # A tail that is too small for scipy comes as NaN.
     below, beyond = np.nan_to_num([special.nctdtr(df, shift, critical), special.nctdtr(df, shift, -critical)])
@@ -209,11 +197,10 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
 def combination_interval(combinations: NDArray[np.int64], values: Sequence[float]) -> Interval | None:
     """The interval at 95 % of an ensemble's mean score over combinations of repeated models; None without repeats.
 
-    Two combinations that share a model are not independent, so Student's t over the combinations, of which there may be
-    hundreds, would be far too narrow. Here the models are the sample. How much each one adds to the score of the
-    combinations it is in, less what the others in them add, is fitted by least squares; the variances of these parts,
-    fold by fold, over the number of repeats add up to that of the mean. The degrees of freedom are those of Welch and
-    Satterthwaite.
+    Two combinations that share a model are not independent: Student's t over the combinations would be far too narrow.
+    Here the models are the sample. Least squares fits what each model adds to the score of its combinations. The
+    variances of these parts, fold by fold, over the number of repeats add up to that of the mean. The degrees of
+    freedom are those of Welch and Satterthwaite.
 
     Args:
         combinations: ``[N, F]``, which repeat of each of the F folds a combination takes.
@@ -254,16 +241,3 @@ def fold_combinations(folds: int, repeats: int, *, limit: int = 256, seed: int =
         rng = np.random.Generator(np.random.Philox(seed))
         numbers = np.sort(rng.choice(possible, limit, replace=False))
     return np.stack(np.unravel_index(numbers, (repeats,) * folds), axis=1).astype(np.int64)
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's ρ: whether two lists put the same things in the same order. NaN where one of them orders nothing.
-
-    >>> round(rank_correlation([0.1, 0.5, 0.3], [10.0, 1000.0, 20.0]), 6), rank_correlation([1, 1, 1], [3, 2, 1])
-    (1.0, nan)
-    """
-    if len(set(first)) < 2 or len(set(second)) < 2:
-        return math.nan
-    from scipy.stats import spearmanr  # slow to import
-
-    return float(spearmanr(first, second).statistic)

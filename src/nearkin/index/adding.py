@@ -1,15 +1,16 @@
 """Images into an index: read, hashed, decoded, embedded, and written durably batch by batch.
 
-The vectors of a batch reach the disk first, then the table of items commits. A process that is killed between the two
-leaves vectors that no item has; the next writer overwrites them.
+The vectors of a batch reach the disk first, then the table of items commits. A process killed between the two leaves
+vectors that no item has, and the next writer overwrites them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -27,7 +28,7 @@ from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
 from nearkin.index.engine import Engine
-from nearkin.index.fingerprint import fingerprint
+from nearkin.index.fingerprint import SIDE, brightness, perceptual_hash
 from nearkin.index.items import File, Item, Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
@@ -39,20 +40,17 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Added:
-    """The result of an ``add``."""
+    """The result of an ``add``: numbers of images, files that could not be read and why, and files that are none."""
 
     added: int
     known: int
-    """Images whose content was there already."""
     failed: tuple[tuple[str, str], ...]
-    """Files that could not be read, and the reason."""
     left_out: tuple[str, ...] = ()
-    """Files of a folder that are no images, counted."""
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An ``add`` that has not ended: how many of how many images are done, of which files, folders or manifests."""
+    """An ``add`` that has not ended: how many of its images are done."""
 
     done: int
     total: int
@@ -75,21 +73,18 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """All images of one ``add``."""
+    """All images of one ``add``; ``images`` are those that are no files, ``given`` the folders and files read."""
 
-    name: str
     images: Images | None
-    """Those that are no files."""
     rows: Sequence[Source]
     columns: Mapping[str, Sequence[str]]
     left_out: tuple[str, ...] = ()
     given: tuple[str, ...] = ()
-    """The files, folders and manifests that they were read from."""
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A source that was read: decoded, or known already, or unreadable for a reason."""
+    """A source that was decoded, or is known already, or is unreadable for a reason."""
 
     source: Source
     file: File | None
@@ -103,7 +98,7 @@ class _Loaded:
 def sources_of(
     given: Any, labels: Labels, shorter_side: int | None, class_folders: ClassFolders | None = None
 ) -> Sources:
-    """A folder, a manifest, image files or images, with labels by folder or manifest, as given, or none."""
+    """The images of an ``add``, with labels by folder or manifest, as given, or none."""
     if isinstance(given, Sources):
         return given
     if isinstance(labels, str) and labels != "folder":
@@ -116,19 +111,18 @@ def sources_of(
         raise RecipeError(f"{len(images):,} images were given, and {len(names):,} labels: give one for each")
     if not all(isinstance(image, (str, os.PathLike)) for image in images):
         rows = [Source(None, i, label or None) for i, label in enumerate(names or [None] * len(images))]
-        return Sources("images given", ImageInputs(images, shorter_side=shorter_side), rows, {})
+        return Sources(ImageInputs(images, shorter_side=shorter_side), rows, {})
     if names is None:
         table = collect_images([Path(image) for image in images], class_folders=class_folders)
     else:
         table = ImageTable.build("images given", list(map(Path, images)), names, splits=["test"] * len(images))
+    columns = {key: list(map(str, values.tolist())) for key, values in table.columns.items()}
     rows = []
     for i, (path, label) in enumerate(zip(table.images, table.labels.tolist(), strict=True)):
         class_name = None if labels is None else table.class_names[label] or None
-        rows.append(Source(Path(path), i, class_name, {key: str(column[i]) for key, column in table.columns.items()}))
-    name = printable(os.path.abspath(images[0])) if len(images) == 1 else f"{len(images)} sources"
-    columns = {key: values.tolist() for key, values in table.columns.items()}
-    given_paths = tuple(printable(os.path.abspath(image)) for image in images)
-    return Sources(name, None, rows, columns, tuple(map(str, table.left_out)), given_paths)
+        rows.append(Source(Path(path), i, class_name, {key: column[i] for key, column in columns.items()}))
+    paths = tuple(printable(os.path.abspath(image)) for image in images)
+    return Sources(None, rows, columns, tuple(map(str, table.left_out)), paths)
 
 
 def write_all(
@@ -140,30 +134,24 @@ def write_all(
     batch_size: int,
     progress: Progress | None,
 ) -> Added:
-    """Add everything of ``sources`` that is not there yet, batch by batch."""
+    """Add what is not there yet, batch by batch."""
     with items.writing():
         items.add_columns(sources.columns)
-        items.set_fact("left_out", (items.fact("left_out") or {}) | {sources.name: sources.left_out})
         _record_progress(items, sources, 0)
-    added, known, done = 0, 0, 0
+    added = done = 0
     failed: list[tuple[str, str]] = []
-    batch: list[_Loaded] = []
     with contextlib.closing(_load_all(sources, model.shorter_side, items)) as every:
-        for loaded in every:
-            batch.append(loaded)
-            done += 1
-            if loaded.reason is not None:
-                failed.append((loaded.source.name or f"image {loaded.source.number + 1}", loaded.reason))
-            if len(batch) == batch_size or done == len(sources.rows):
-                new = _write_batch(batch, items, vectors, engine, model, batch_size)
-                with items.writing():
-                    _record_progress(items, sources, done)
-                added += new
-                known += sum(one.reason is None for one in batch) - new
-                batch = []
-                if progress is not None:
-                    progress(done, len(sources.rows))
-    return Added(added, known, tuple(failed), sources.left_out)
+        while batch := list(itertools.islice(every, batch_size)):
+            added += _write_batch(batch, items, vectors, engine, model, batch_size)
+            done += len(batch)
+            for loaded in batch:
+                if loaded.reason is not None:
+                    failed.append((loaded.source.name or f"image {loaded.source.number + 1}", loaded.reason))
+            with items.writing():
+                _record_progress(items, sources, done)
+            if progress is not None:
+                progress(done, len(sources.rows))
+    return Added(added, done - added - len(failed), tuple(failed), sources.left_out)
 
 
 def _record_progress(items: Items, sources: Sources, done: int) -> None:
@@ -175,16 +163,12 @@ def _record_progress(items: Items, sources: Sources, done: int) -> None:
 def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Generator[_Loaded]:
     """Every source in order, decoded on all cores unless its content is known."""
 
-    def with_file() -> Iterator[tuple[Source, File | None]]:
-        for source in sources.rows:
-            yield source, None if source.name is None else items.file(source.name)
-
     def decoded(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> _Loaded:
         thumbnail = thumbnail_of(pixels)
-        return _Loaded(source, file, digest, pixels, thumbnail, fingerprint(pixels, thumbnail))
+        fingerprint = None if min(pixels.shape[:2]) < SIDE else perceptual_hash(brightness(thumbnail))
+        return _Loaded(source, file, digest, pixels, thumbnail, fingerprint)
 
-    def load(both: tuple[Source, File | None]) -> _Loaded:
-        source, before = both
+    def load(source: Source) -> _Loaded:
         file = None
         try:
             if source.path is None or source.name is None:
@@ -195,6 +179,7 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
             with contextlib.suppress(OSError):
                 status = os.stat(source.path)
                 file = File(source.name, status.st_size, status.st_mtime_ns, None)
+            before = items.file(source.name)
             if before is not None and before == replace(before, size=file.size, changed=file.changed, reason=None):
                 return _Loaded(source, before)
             content = read_file(source.path)
@@ -206,7 +191,7 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
         except UnreadableImageError as error:
             return _Loaded(source, file, reason=error.reason)
 
-    yield from threaded_map(load, with_file(), usable_cores())
+    yield from threaded_map(load, sources.rows, usable_cores())
 
 
 def _write_batch(
@@ -275,7 +260,5 @@ def hash_of(content: bytes) -> bytes:
 def check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
     """Refuse damaged vectors of an encoder: a stored NaN would never be near anything."""
     if vectors.shape[1] != dim or not np.isfinite(vectors).all():
-        raise DataError(
-            f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}: its "
-            f"weights are damaged; train it again"
-        )
+        wrong = f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}"
+        raise DataError(f"{wrong}: its weights are damaged; train it again")

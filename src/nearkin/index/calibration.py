@@ -31,11 +31,7 @@ _BLOCK = 1 << 17
 
 
 def calibrate(items: Items, vectors: Segments, model: Model) -> None:
-    """Learn the confidences of an index and store them.
-
-    They are learned again when its labelled images have grown enough: a few more make no difference, and learning takes
-    longer than adding an image.
-    """
+    """Learn the confidences of an index and store them; again only when its labelled images have grown enough."""
     before, labelled = items.fact("calibration"), items.rows("SELECT count(label) FROM items")[0][0]
     if before is not None and before["confidence"] is not None and labelled < REFIT_GROWTH * before["labelled"]:
         return
@@ -53,30 +49,25 @@ def calibration_facts(
     """
     rows = items.rows("SELECT id, label, hash FROM items WHERE label IS NOT NULL ORDER BY id")
     rows = [row for row in rows if row[0] not in without]
-    facts: dict[str, Any] = {"confidence": None, "reason": None, "labelled": len(rows)}
-    if not rows:
-        return {**facts, "reason": "no image has a label"}
-    if model.was_trained_on is None:
-        return {
-            **facts,
-            "reason": f"{model.path.name} does not tell which images it was trained on: index with its run folder, "
-            "or export it again",
-        }
-    ids = np.array([row[0] for row in rows], dtype=np.int64)
-    names, labels = np.unique([row[1] for row in rows], return_inverse=True)
-    unseen = np.flatnonzero([not model.was_trained_on(bytes(row[2]).hex()) for row in rows])
-    search = _search_among(vectors, ids, model.distance)
-    learned = learn_confidence(labels, unseen, lambda rows: vectors.take(ids[rows]), search, model.distance)
+    learned, reason = None, "no image has a label"
+    if rows and model.was_trained_on is None:
+        reason = f"{model.path.name} does not tell which images it was trained on: index with its run, or export again"
+    elif rows and model.was_trained_on is not None:
+        ids = np.array([row[0] for row in rows], dtype=np.int64)
+        names, labels = np.unique([row[1] for row in rows], return_inverse=True)
+        unseen = np.flatnonzero([not model.was_trained_on(bytes(row[2]).hex()) for row in rows])
+        search = _search_among(vectors, ids, model.distance)
+        learned = learn_confidence(labels, unseen, lambda rows: vectors.take(ids[rows]), search, model.distance)
+        reason = (
+            f"it takes {FEWEST_IMAGES} labelled images that the encoder was not trained on, with another of their "
+            f"label, and {len(unseen):,} of {len(rows):,} were not trained on: add labelled images, or train with "
+            f"protocol.holdout_share=0.1"
+        )
+        if len(names) < FEWEST_CLASSES:
+            reason = f"it takes {FEWEST_CLASSES} labels, and there are {len(names)}"
     if learned is not None:
-        return {**facts, "confidence": asdict(learned)}
-    if len(names) < FEWEST_CLASSES:
-        return {**facts, "reason": f"it takes {FEWEST_CLASSES} labels, and there are {len(names)}"}
-    return {
-        **facts,
-        "reason": f"it takes {FEWEST_IMAGES} labelled images that the encoder was not trained on, with another of "
-        f"their label, and {len(unseen):,} of {len(rows):,} were not trained on: add labelled images, or train with "
-        f"protocol.holdout_share=0.1",
-    }
+        return {"confidence": asdict(learned), "reason": None, "labelled": len(rows)}
+    return {"confidence": None, "reason": reason, "labelled": len(rows)}
 
 
 def read_confidence(items: Items) -> tuple[Confidence | None, str | None]:
@@ -86,12 +77,12 @@ def read_confidence(items: Items) -> tuple[Confidence | None, str | None]:
         return None, "no image has been added yet"
     if facts["confidence"] is None:
         return None, str(facts["reason"])
-    curves = {name: Curve(**_with_bins(facts["confidence"][name])) for name in ("hit", "label")}
-    return Confidence(**{**facts["confidence"], **curves}), None
-
-
-def _with_bins(curve: Mapping[str, Any]) -> dict[str, Any]:
-    return {**curve, "slopes": tuple(curve["slopes"]), "bins": tuple(Bin(*bin) for bin in curve["bins"])}
+    curves = {}
+    for name in ("hit", "label"):
+        curve = facts["confidence"][name]
+        lists = {"slopes": tuple(curve["slopes"]), "bins": tuple(Bin(*bin) for bin in curve["bins"])}
+        curves[name] = Curve(**(curve | lists))
+    return Confidence(**(facts["confidence"] | curves)), None
 
 
 def _search_among(vectors: Segments, ids: NDArray[np.int64], distance: Any) -> Search:

@@ -1,4 +1,4 @@
-"""The items of an index in groups that look alike, by k-means, as many as given or as the vectors suggest."""
+"""The items of an index in clusters, by k-means."""
 
 from __future__ import annotations
 
@@ -31,18 +31,17 @@ class Clusters:
 
     ids: tuple[tuple[int, ...], ...]
     silhouette: float | None
-    """The mean silhouette of the items that the number was tried on; None where it was given."""
+    """The mean of the items that the number was tried on; None where it was given."""
     purity: float | None
-    """The share of labelled items with the most frequent label of their cluster; it rises with more clusters."""
+    """The share of labelled items with the most frequent label of their cluster."""
     nmi: float | None
-    """Normalised mutual information of clusters and labels."""
 
 
 def cluster(index: Index, number: int | None = None, *, where: Where | None = None, seed: int = 0) -> Clusters:
     """Put the items that meet ``where`` into ``number`` clusters by k-means.
 
-    Without a number, the one whose clusters have the highest mean silhouette (Rousseeuw 1987) is taken. Numbers from 2
-    to half of the items are tried on 2,000 items, each about a third more than the last, then those around the best.
+    Without a number, the one with the highest mean silhouette (Rousseeuw 1987) of 2,000 items is taken: numbers from 2
+    to half of them are tried, each about a third more than the last, then those around the best.
     """
     ids = index.ids(where)
     if len(ids) < 2:
@@ -57,10 +56,9 @@ def cluster(index: Index, number: int | None = None, *, where: Where | None = No
         tried = np.sort(np.random.default_rng(seed).permutation(len(ids))[:MOST_JUDGED])
         number, silhouette = _best_number(vectors[torch.from_numpy(tried)], seed)
     assigned = kmeans(vectors, number, seed=seed).numpy()
-    labels = {item.id: item.label for start in range(0, len(ids), 10_000) for item in index.items(ids[start:][:10_000])}
-    labelled = np.array([labels[id] is not None for id in ids.tolist()])
-    names = np.array([labels[id] or "" for id in ids.tolist()])[labelled]
-    classes, found = np.unique(names, return_inverse=True)[1].reshape(-1), assigned[labelled]
+    labelled, names = index.labels()
+    classes = np.unique(names[np.isin(labelled, ids)], return_inverse=True)[1]
+    found = assigned[np.isin(ids, labelled)]
     most = sum(int(np.bincount(classes[found == number]).max()) for number in np.unique(found))
     return Clusters(
         _by_size(ids, vectors, assigned),

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nearkin.data.manifest import COLUMNS
-from nearkin.errors import DataError
 from nearkin.index.index import Index
+from nearkin.index.items import MissingItemError
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def corrections(index: Index) -> list[Correction]:
 def withdraw(index: Index, id: int) -> None:
     """Delete a correction."""
     if id not in {correction.id for correction in corrections(index)}:
-        raise DataError(f"there is no correction of item {id} in {index.path}")
+        raise MissingItemError(f"there is no correction of item {id} in {index.path}")
     with index._items.writing():
         index._items.rows("DELETE FROM corrections WHERE id = ?", [id])
 
@@ -54,14 +54,15 @@ def withdraw(index: Index, id: int) -> None:
 def manifest(index: Index) -> str:
     """The index's images with corrected labels, as a CSV that ``nearkin train --data`` reads.
 
-    Items that training cannot use are left out: those without a file, without a label, and those whose label is only
-    known to be wrong. So are further columns whose name means something else to a manifest: path, label, split or id.
+    Items without a file or a label are left out, those whose label is only known to be wrong, and columns whose name
+    means something else to a manifest: path, label, split or id.
     """
     corrected = {correction.id: correction.label for correction in corrections(index)}
     items = [item for item in index.items(index.ids()) if item.path is not None]
-    first_of_name = {name.strip().casefold(): name for name in reversed(list(items[0].columns if items else ()))}
-    kept = {name for key, name in first_of_name.items() if key not in COLUMNS}
-    names = [name for name in items[0].columns if name in kept] if items else []
+    first_of_name: dict[str, str] = {}
+    for name in items[0].columns if items else ():
+        first_of_name.setdefault(name.strip().casefold(), name)
+    names = [name for key, name in first_of_name.items() if key not in COLUMNS]
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["path", "label", *names])

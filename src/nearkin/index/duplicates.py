@@ -1,8 +1,4 @@
-"""Images that an index holds more than once, by two questions.
-
-*The same picture*, stored again: encoded again, made smaller, a little brighter. The fingerprints of images find it,
-without the encoder. *Near* to the encoder: it sees no difference, which may be another photo of the same thing.
-"""
+"""Images that an index holds more than once: the same picture stored again, or near to each other to the encoder."""
 
 from __future__ import annotations
 
@@ -35,16 +31,15 @@ class Duplicates:
 
 
 def same_picture(index: Index, *, most_bits: int = MOST_BITS, where: Where | None = None) -> Duplicates:
-    """Groups of items that show the same picture, without the encoder.
+    """Groups of items that show the same picture, without the encoder; a mirror image is another picture.
 
     Two items match if the perceptual hashes of their thumbnails differ in at most ``most_bits`` of 64 bits and their
-    brightness, point by point, has a correlation of at least 0.8. Grouping is transitive: if A matches B and B matches
-    C, all three form one group. A mirror image is another picture.
+    brightness, point by point, has a correlation of at least 0.8. Grouping is transitive.
     """
     if not 0 <= most_bits <= 16:
         raise RecipeError(f"at most 0 to 16 of 64 bits may differ, got {most_bits}")
     ids = index.ids(where)
-    hash_of = index.fingerprints(ids)
+    hash_of = index._items.fingerprints(ids)
     compared = np.array([id for id in ids.tolist() if id in hash_of], dtype=np.int64)
     hashes = np.array([hash_of[id] for id in compared.tolist()], dtype=np.uint64)
     distinct, first, number = np.unique(hashes, return_index=True, return_inverse=True)
@@ -69,28 +64,22 @@ def near(
     where: Where | None = None,
     progress: Progress | None = None,
 ) -> Duplicates:
-    """Groups of items that are near each other to the encoder, by a least confidence or a least score.
-
-    Every pair that is near enough counts, and grouping is transitive.
-    """
+    """Groups of items near each other to the encoder, by a least confidence or score; grouping is transitive."""
     if min_confidence is not None and min_score is not None:
         raise RecipeError("give a least confidence or a least score, not both")
     if min_score is None and (reason := index.status().no_confidence):
         raise RecipeError(f"{index.path} has no confidences ({reason}): give a least score (--min-score)")
     ids = index.ids(where)
     number_of = {id: i for i, id in enumerate(ids.tolist())}
-    least = MIN_CONFIDENCE if min_confidence is None else min_confidence
+    least = next(value for value in (min_score, min_confidence, MIN_CONFIDENCE) if value is not None)
     pairs: list[NDArray[np.int64]] = []
     for start in range(0, len(ids), 64):
         queries, k = ids[start : start + 64].tolist(), 16
         while queries:
             unfinished = []
             for id, hits in zip(queries, index.search(queries, k, where=where), strict=True):
-                matches = [
-                    hit
-                    for hit in hits
-                    if (hit.score >= min_score if min_score is not None else (hit.confidence or 0.0) >= least)
-                ]
+                nearness = [hit.score if min_score is not None else hit.confidence or 0.0 for hit in hits]
+                matches = [hit for hit, value in zip(hits, nearness, strict=True) if value >= least]
                 if len(matches) == k:
                     unfinished.append(id)
                 else:

@@ -1,10 +1,7 @@
 """What an engine of an index does: out of many vectors it proposes the few that may be among the nearest.
 
-The stored vectors and the table of items are the truth, and an engine only proposes: its candidates are scored again
-from the stored vectors, and filters and removals are settled before it is called. So an engine's files can be deleted
-and rebuilt, and an approximate engine can miss a neighbour but never show a wrong one.
-
-An engine is chosen by name, or by the address of its server: ``exact``, ``faiss``, ``postgresql://host/database``.
+An engine only proposes: its candidates are scored again from the stored vectors, and filters and removals are settled
+before it is called. So its files can be deleted and rebuilt, and it can miss a neighbour but never show a wrong one.
 """
 
 from __future__ import annotations
@@ -41,10 +38,7 @@ class Engine(Protocol):
     """
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
-        """Store rows ``first`` and following durably.
-
-        They may replace rows of the same numbers that a killed writer left, with other vectors.
-        """
+        """Store rows ``first`` and following durably, replacing what a killed writer may have left there."""
 
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Delete the engine's copies of rows, where that takes little time: they are no longer among those allowed."""
@@ -53,18 +47,14 @@ class Engine(Protocol):
         """Search the first ``rows`` from now on, which another process may have added."""
 
     def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        """Bring the engine's files up to the first ``rows`` of the stored vectors, and delete what lies behind.
-
-        Only a writer calls this, before and after it writes; it takes no time where there is nothing to do.
-        """
+        """Bring the engine's files to the first ``rows`` of the stored vectors; a writer calls it, before and after."""
 
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        """For each query ``[Q, dim]`` the rows that may be among its ``k`` nearest, each once, in any order.
+        """For each query ``[Q, dim]`` at least ``k`` rows that may be among its nearest, each once, in any order.
 
-        At least ``k`` where so many are allowed. ``allowed`` are the rows to choose from, ascending; None for all.
-        Several threads may call it at once.
+        ``allowed`` are the rows to choose from, ascending; None for all. Several threads may call it at once.
         """
 
     def status(self) -> Mapping[str, Any]:
@@ -79,7 +69,7 @@ class EngineEntry:
     """An engine's name, its class as ``module:class``, and the package and extra that it needs.
 
     The class of a server is its :class:`~nearkin.index.remote.RemoteTable`, made from ``(address, identity, dim,
-    distance)``, where ``identity`` is a name that no other index has, of small letters, digits and underscores.
+    distance)``, where ``identity`` is a name that no other index has.
     """
 
     name: str
@@ -103,13 +93,12 @@ ADDRESSES = {"postgresql": _PGVECTOR, "postgres": _PGVECTOR, "http": _MILVUS, "h
 
 def check_engine(name: str) -> EngineEntry:
     """The entry of an engine's name or address; an error for an unknown one and where its package is missing."""
-    scheme = name.partition("://")[0] if "://" in name else None
-    known: Mapping[str, EngineEntry] = ENGINES if scheme is None else ADDRESSES
-    if (scheme or name) not in known:
+    scheme, is_address, _ = name.partition("://")
+    entry = (ADDRESSES if is_address else ENGINES).get(scheme)
+    if entry is None:
         addresses = "postgresql://… (pgvector) or http://… (Milvus)"
-        guess = f"{did_you_mean(name, ENGINES)}, or an address: {addresses}" if scheme is None else f"give {addresses}"
+        guess = f"give {addresses}" if is_address else f"{did_you_mean(name, ENGINES)}, or an address: {addresses}"
         raise RecipeError(f"unknown engine {without_password(name)!r}; {guess}")
-    entry = known[scheme or name]
     if entry.package is not None:
         require(entry.package, entry.extra)
     return entry
@@ -189,11 +178,10 @@ def unit_rows(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 def unseen_queries(
     exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
 ) -> NDArray[np.float64]:
-    """At most ``count`` queries that are distributed as the stored ``rows``, but are not stored themselves.
+    """At most ``count`` queries distributed as the stored ``rows``: a stored vector is easier to find than a new one.
 
-    A stored vector is easier to find than a new one. So of a vector a, its fifth nearest b and its tenth nearest c, the
-    query is (2a + 2b − c) / 3: if all three were drawn around one centre, the query would lie as far from it as they
-    do, since the weights sum to 1 and so do their squares. ``exact`` finds the neighbours.
+    Of a vector a, its fifth nearest b and its tenth nearest c, the query is (2a + 2b − c) / 3. The weights and their
+    squares sum to 1, so around a common centre it lies as far away as they do. ``exact`` finds the neighbours.
     """
     chosen = np.random.default_rng(1).choice(rows, min(len(rows), count), replace=False)
     stored = vectors.take(chosen).astype(np.float64)
@@ -209,9 +197,9 @@ def unseen_queries(
 def recall_measure(
     exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
 ) -> Callable[[Engine], float]:
-    """A function that gives the share of the nearest of ``count`` unseen queries that an engine finds.
+    """A function that gives the share of the nearest of ``count`` unseen queries that an engine finds, by scores.
 
-    It compares scores, so that any of several equally near rows counts. ``exact`` finds the true ones among ``rows``.
+    ``exact`` finds the true ones among ``rows``; of equally near rows any counts.
     """
     queries = unseen_queries(exact, vectors, distance, rows, count)
     true = nearest(exact, vectors, distance, queries, RECALL_AT, rows)

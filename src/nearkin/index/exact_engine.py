@@ -1,8 +1,4 @@
-"""The exact engine: a scan of all vectors that proposes every row that could be among the nearest.
-
-The scan is that of :mod:`nearkin.evaluation.neighbours`: 8-bit copies with a bound on their error, or the vectors
-themselves in float32 where torch is not installed.
-"""
+"""The exact engine: the scan of :mod:`nearkin.evaluation.neighbours`, with its 8-bit copies on the disk."""
 
 from __future__ import annotations
 
@@ -18,10 +14,8 @@ from nearkin.evaluation.neighbours import Coded, in_8_bits, propose, workers
 from nearkin.index.engine import Distance
 from nearkin.index.segments import Segments
 
-_ROWS = 8192
-"""Rows that are coded or, by one thread, scanned at a time."""
-_QUERIES = 64
-"""Queries that are scanned for at a time."""
+_ROWS, _QUERIES = 8192, 64
+"""Rows that are coded or scanned at a time, and queries."""
 _SAMPLE = 4096
 _GATHERED = 0.25
 """Fewer allowed rows than this share are gathered before the scan; more are masked out after it."""

@@ -18,16 +18,12 @@ def export(index: Index, file: str | Path, *, where: Where | None = None) -> int
     """Write the items of an index that meet ``where``, with their columns and vectors; returns how many.
 
     An .npz holds ``ids``, ``paths``, ``labels``, ``vectors [N, dim]`` (float32), ``columns.NAME`` for each further
-    column, ``encoder`` and ``distance``; it is read without pickle. A .parquet file (extra ``parquet``) has a row for
-    each item: ``id``, ``path``, ``label``, the further columns and ``vector``, a list of fixed size. The vectors have
-    to fit into memory.
+    column, ``encoder`` and ``distance``. A .parquet file (extra ``parquet``) has a row for each item: ``id``, ``path``,
+    ``label``, the further columns and ``vector``, a list of fixed size. The vectors have to fit into memory.
     """
     target = Path(file).expanduser()
     if target.suffix not in (".npz", ".parquet"):
         raise RecipeError(f"the file must end in .npz or .parquet, got {str(target)!r}")
-    if target.is_dir() or not target.parent.is_dir():
-        wrong = "it is a folder" if target.is_dir() else f"there is no folder {str(target.parent)!r}; make it first"
-        raise RecipeError(f"cannot write {str(target)!r}: {wrong}")
     status, ids = index.status(), index.ids(where)
     items, vectors = index.items(ids), index.vectors(ids)
     paths, labels = [item.path for item in items], [item.label for item in items]

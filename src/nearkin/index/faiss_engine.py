@@ -1,15 +1,14 @@
 """An approximate engine by faiss, for more vectors than can be scanned for every query: inverted lists (IVF).
 
 It holds vectors in 8 bits and is asked for more rows than are wanted, as all candidates are scored again. Rows that
-were added since the lists were built are scanned exactly, so that they are found at once. Everything is scanned exactly
-where that is no slower, under a filter, and where the lists give too few. Removed rows stay in the lists until they are
-built again, and are left out of the candidates.
+were added since the lists were built are scanned exactly. So is everything where that is no slower, under a filter, and
+where the lists give too few. Removed rows stay in the lists until they are built again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
-import shutil
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,10 +25,9 @@ from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
 LEAST_ROWS = 200_000
-"""The exact scan of fewer rows takes some 5 ms for a query (128 numbers, two cores): nothing to save."""
+"""The exact scan of fewer rows takes some 5 ms for a query: nothing to save."""
 LEAST_SHARE = 0.9
-"""Where fewer rows are allowed, a filter leaves out whole lists, and the rest is scanned exactly. Where more are, some
-were removed."""
+"""Where fewer rows are allowed they are scanned exactly, as a filter leaves out whole lists."""
 TAIL_SHARE = 0.2
 """Rows, as a share of those built, that are scanned exactly before the lists are built again."""
 GOAL = 0.99
@@ -37,8 +35,7 @@ GOAL = 0.99
 LEAST_RECALL = 0.9
 """Vectors of which any effort finds less, such as random or nearly equal ones, are scanned exactly after all."""
 _OVERSAMPLING, _LEAST_CANDIDATES = 2, 40
-"""Candidates for each row wanted, and at least in all: of the ten nearest of 200,000 vectors 8 bits found 0.97 to 0.99
-among ten, and all of them among twenty."""
+"""Candidates for each row wanted, and at least in all: 8 bits found the ten nearest of 200,000 among twenty."""
 _QUERIES = 512
 _BLOCK = 1 << 16
 _FILE = "built.npz"
@@ -46,40 +43,31 @@ _FILE = "built.npz"
 
 @dataclass(frozen=True)
 class _Built:
-    """An index of faiss over the first ``rows``, and how well it finds."""
+    """An index of faiss over the first ``rows``, the lists to look into for ten neighbours, and the share it finds."""
 
     index: Any
     rows: int
     effort: int
-    """Lists to look into for ten neighbours."""
     recall: float
-    """The share of the ten nearest of unseen queries that it finds."""
 
 
-class FaissEngine:
+class FaissEngine(ExactEngine):
     """Lists around centres of k-means; a query looks into those whose centres are nearest."""
 
     def __init__(self, folder: Path, vectors: Segments, distance: Distance) -> None:
+        super().__init__(folder, vectors, distance)
         self._faiss = require("faiss", "faiss")
-        self._folder, self._vectors, self._distance = folder, vectors, distance
-        self._exact = ExactEngine(folder / "exact", vectors, distance)
-        self._shown: tuple[_Built | None, int] = (None, 0)
+        self._lists: tuple[_Built | None, int] = (None, 0)
         self._loaded: tuple[object, _Built | None] = (None, None)
 
-    def add(self, first: int, vectors: NDArray[np.float32]) -> None:
-        self._exact.add(first, vectors)
-
-    def remove(self, rows: NDArray[np.int64]) -> None:
-        self._exact.remove(rows)
-
     def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.show(rows)
+        super().show(rows)
         built = self._load()
         # One that is ahead of the rows shown was written since; it is used after the next change.
-        self._shown = (built if built is not None and built.rows <= rows else None, rows)
+        self._lists = (built if built is not None and built.rows <= rows else None, rows)
 
     def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.rebuild(rows)
+        super().rebuild(rows)
         built = self._load()
         is_recent = built is not None and built.rows <= rows <= (1 + TAIL_SHARE) * built.rows
         if rows >= LEAST_ROWS and not is_recent:
@@ -88,16 +76,12 @@ class FaissEngine:
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        built, rows = self._shown
+        built, rows = self._lists
         available = rows if allowed is None else len(allowed)
         effort = 0 if built is None else math.ceil(built.effort * max(1.0, k / RECALL_AT))
-        if (
-            built is None
-            or built.recall < LEAST_RECALL
-            or effort > built.index.nlist // 2
-            or available < LEAST_SHARE * rows
-        ):
-            return self._exact.candidates(queries, k, allowed)
+        is_filtered = available < LEAST_SHARE * rows
+        if built is None or is_filtered or built.recall < LEAST_RECALL or effort > built.index.nlist // 2:
+            return super().candidates(queries, k, allowed)
         parameters = self._faiss.SearchParametersIVF(nprobe=effort)
         wanted = min(max(_OVERSAMPLING * k, _LEAST_CANDIDATES), built.rows)
         # With faiss.contrib.torch_utils imported, search takes no parameters, and what does has another name.
@@ -110,25 +94,21 @@ class FaissEngine:
             proposed = [row[is_allowed[row]] for row in proposed]
             tail = allowed[np.searchsorted(allowed, built.rows) :]
         if len(tail):
-            newer = self._exact.candidates(queries, k, tail)
+            newer = super().candidates(queries, k, tail)
             proposed = [np.concatenate(both) for both in zip(proposed, newer, strict=True)]
         if few := [i for i, candidates in enumerate(proposed) if len(candidates) < min(k, available)]:
-            for i, candidates in zip(few, self._exact.candidates(queries[few], k, allowed), strict=True):
+            for i, candidates in zip(few, super().candidates(queries[few], k, allowed), strict=True):
                 proposed[i] = candidates
         return proposed
 
     def status(self) -> Mapping[str, Any]:
-        built, rows = self._shown
+        built, rows = self._lists
         if built is None:
             return {"rows": rows, "built": 0, "scan": "exact"}
+        facts = {"rows": rows, "built": built.rows}
         if built.recall < LEAST_RECALL:
-            why = f"as faiss finds {built.recall:.2f} of the {RECALL_AT} nearest"
-            return {"rows": rows, "built": built.rows, "scan": f"exact, {why}"}
-        recall = {f"recall@{RECALL_AT}": round(built.recall, 4), "lists searched": built.effort}
-        return {"rows": rows, "built": built.rows, **recall}
-
-    def discard(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+            return facts | {"scan": f"exact, as faiss finds {built.recall:.2f} of the {RECALL_AT} nearest"}
+        return facts | {f"recall@{RECALL_AT}": round(built.recall, 4), "lists searched": built.effort}
 
     def _filled(self, rows: int) -> Any:
         """An index of faiss with the first ``rows`` of the stored vectors."""
@@ -144,13 +124,15 @@ class FaissEngine:
 
     def _measured(self, index: Any, rows: int) -> _Built:
         """With the least effort that reaches the goal, and the recall that it reaches."""
+        exact = ExactEngine(self._folder, self._vectors, self._distance)
         trial = FaissEngine(self._folder, self._vectors, self._distance)
-        trial._exact.show(rows)
-        recall = recall_measure(trial._exact, self._vectors, self._distance, np.arange(rows), _QUERIES)
+        for engine in (exact, trial):
+            ExactEngine.show(engine, rows)
+        recall = recall_measure(exact, self._vectors, self._distance, np.arange(rows), _QUERIES)
         effort, most = 8, int(index.nlist) // 2
         while True:
             built = _Built(index, rows, effort, recall=1.0)
-            trial._shown = (built, rows)
+            trial._lists = (built, rows)
             if (share := recall(trial)) >= GOAL or effort >= most:
                 return replace(built, recall=share)
             effort = min(2 * effort, most)
@@ -167,18 +149,14 @@ class FaissEngine:
     def _load(self) -> _Built | None:
         """What was built, or None where there is nothing or it is damaged."""
         path, built = self._folder / _FILE, None
-        try:
-            stat = path.stat()
-            key = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-            if key == self._loaded[0]:
-                return self._loaded[1]
-            with np.load(path, allow_pickle=False) as stored:
-                rows, effort, recall = stored["facts"].tolist()
-                # faiss raises a RuntimeError for what another version of it wrote.
-                built = _Built(self._faiss.deserialize_index(stored["index"]), int(rows), int(effort), recall)
-        except FileNotFoundError:
+        if not path.is_file():
             return None
-        except (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile):
-            pass
-        self._loaded = (key, built)
-        return built
+        stat = path.stat()
+        if (key := (stat.st_ino, stat.st_size, stat.st_mtime_ns)) != self._loaded[0]:
+            # faiss raises a RuntimeError for what another version of it wrote.
+            damaged = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
+            with contextlib.suppress(*damaged), np.load(path, allow_pickle=False) as stored:
+                rows, effort, recall = stored["facts"].tolist()
+                built = _Built(self._faiss.deserialize_index(stored["index"]), int(rows), int(effort), recall)
+            self._loaded = (key, built)
+        return self._loaded[1]

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nearkin.errors import RecipeError, did_you_mean
 
 Where = Mapping[str, Any]
@@ -33,9 +35,9 @@ def as_number(text: str) -> int | float | None:
     """
     if not _NUMBER.fullmatch(text):
         return None
-    whole = int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
-    value = float(text)
-    return whole if whole is not None else None if abs(value) == float("inf") else value
+    if re.fullmatch(r"-?\d{1,18}", text):
+        return int(text)
+    return float(text) if np.isfinite(float(text)) else None
 
 
 def condition(where: Where, fields: Mapping[str, Field]) -> tuple[str, list[Any]]:
@@ -52,17 +54,14 @@ def condition(where: Where, fields: Mapping[str, Field]) -> tuple[str, list[Any]
         column = fields[name].column
         if isinstance(wanted, tuple):
             if len(wanted) != 2:
-                raise RecipeError(
-                    f"a range of {name!r} is a pair (from, to), got {wanted!r}; give a list for any of it"
-                )
+                raise RecipeError(f"a range of {name!r} is a pair (from, to), got {wanted!r}; give a list for several")
             for sign, end in zip((">=", "<="), wanted, strict=True):
                 if end is not None:
                     parts.append(f"{column} {sign} ?")
                     parameters.append(_value(name, end, fields[name]))
         elif isinstance(wanted, (list, set, frozenset)):
-            values = [_value(name, value, fields[name]) for value in wanted]
             parts.append(f"{column} IN (SELECT value FROM json_each(?))")
-            parameters.append(json.dumps(values))
+            parameters.append(json.dumps([_value(name, value, fields[name]) for value in wanted]))
         elif wanted is None:
             parts.append(f"{column} IS NULL")
         else:
@@ -83,8 +82,7 @@ def parse_where(terms: Sequence[str]) -> Where:
         if match is None or match["sign"] in ("<", ">", "!="):
             raise RecipeError(f"cannot read the filter {term!r}: write FIELD=VALUE, 'FIELD>=VALUE' or 'FIELD<=VALUE'")
         field, sign, value = match["field"].strip(), match["sign"], match["value"]
-        before = where.get(field)
-        is_range = sign in ("<=", ">=")
+        before, is_range = where.get(field), sign in ("<=", ">=")
         if before is not None and isinstance(before, tuple) != is_range:
             raise RecipeError(f"the filters on {field!r} ask for a range and for a value: give one of them")
         if not is_range:

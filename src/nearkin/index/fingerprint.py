@@ -1,7 +1,4 @@
-"""Whether two pictures are one photo, stored again: encoded again, made smaller, a little brighter.
-
-A perceptual hash proposes pairs, and the brightness of both, point by point, decides. The encoder plays no part.
-"""
+"""Whether two pictures are one photo, stored again: a perceptual hash proposes pairs, and their brightness decides."""
 
 from __future__ import annotations
 
@@ -14,14 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 MOST_BITS = 10
-"""A pair is compared more closely where at most so many of the 64 bits of its perceptual hashes differ."""
+"""A pair is compared more closely where at most so many of the 64 bits of its hashes differ."""
 LEAST_CORRELATION = 0.8
 """Of the brightness of the same picture at 32 × 32 points; both chosen on photos, docs/search.md has the figures."""
 COPY_CORRELATION = 0.95
 MOST_COLOUR = 10.0
-"""Of copies that a search shows as one: the least correlation of their brightness, and the mean difference of their
-colours, of 255. A copy that is not recognised does less harm than a photo that is not shown."""
-_SIDE = 32
+"""Of copies that a search shows as one: the least correlation of brightness, the mean difference of colours of 255."""
+SIDE = 32
+"""Points, in both directions, at which images are compared; smaller ones are not."""
 _LEAST_CONTRAST = 2.0
 _HASHES_AT_ONCE = 256
 # The 64 lowest frequencies but for the mean, by u + v.
@@ -31,26 +28,18 @@ _LOWEST = np.array(sorted(((u, v) for u in range(12) for v in range(12) if u + v
 def brightness(image: bytes) -> NDArray[np.float32]:
     """The brightness of an image file at 32 × 32 points, less its mean."""
     with Image.open(io.BytesIO(image)) as opened:
-        opened.draft("L", (2 * _SIDE, 2 * _SIDE))
-        small = opened.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+        opened.draft("L", (2 * SIDE, 2 * SIDE))
+        small = opened.convert("L").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     grey = np.array(small, dtype=np.float32)
     grey -= grey.mean()
     return grey
 
 
-def fingerprint(pixels: NDArray[np.uint8], thumbnail: bytes) -> int | None:
-    """The perceptual hash of an image ``[H, W, 3]`` with that thumbnail; None where it shows too little to compare.
-
-    So it is with an image of one colour throughout, and with one that has fewer pixels than are compared.
-    """
-    return None if min(pixels.shape[:2]) < _SIDE else perceptual_hash(brightness(thumbnail))
-
-
 def perceptual_hash(grey: NDArray[np.float32]) -> int | None:
     """64 bits of an image's coarse appearance, or None where it is of one colour throughout.
 
-    Each bit is the sign of one of the 64 lowest frequencies of its brightness (Zauner 2010). They hardly change when a
-    picture is encoded again, made smaller or brighter; half of them change their sign in a mirror image.
+    Each bit is the sign of one of the 64 lowest frequencies of its brightness (Zauner 2010), which hardly change when a
+    picture is encoded again, made smaller or brighter.
     """
     if grey.std() < _LEAST_CONTRAST:
         return None
@@ -58,12 +47,10 @@ def perceptual_hash(grey: NDArray[np.float32]) -> int | None:
     return int.from_bytes(np.packbits(frequencies[_LOWEST[0], _LOWEST[1]] > 0).tobytes(), "big")
 
 
-def are_alike(
-    one: NDArray[np.float32], other: NDArray[np.float32], least_correlation: float = LEAST_CORRELATION
-) -> bool:
+def are_alike(one: NDArray[np.float32], other: NDArray[np.float32], least: float = LEAST_CORRELATION) -> bool:
     """Whether the brightness of two images is correlated as that of the same picture is."""
     lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
-    return lengths > 0 and float(np.vdot(one, other)) >= least_correlation * lengths
+    return lengths > 0 and float(np.vdot(one, other)) >= least * lengths
 
 
 def are_copies(one: bytes, other: bytes) -> bool:
@@ -73,7 +60,7 @@ def are_copies(one: bytes, other: bytes) -> bool:
     colours = []
     for image in (one, other):
         with Image.open(io.BytesIO(image)) as opened:
-            small = opened.convert("YCbCr").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR)
+            small = opened.convert("YCbCr").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
         colours.append(np.array(small, dtype=np.float32)[:, :, 1:])
     return float(np.abs(colours[0] - colours[1]).mean()) <= MOST_COLOUR
 

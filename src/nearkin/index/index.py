@@ -17,7 +17,7 @@ from PIL import Image
 from nearkin.data.folder import ClassFolders, suggest_path
 from nearkin.disk import make_folder, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
-from nearkin.evaluation.confidence import DEFAULT_THRESHOLD, MOST_MEMBERS, VOTERS, ClassProfile, Confidence
+from nearkin.evaluation.confidence import DEFAULT_THRESHOLD, VOTERS, ClassProfile, Confidence
 from nearkin.index.adding import (
     Added,
     Labels,
@@ -32,9 +32,8 @@ from nearkin.index.adding import (
 from nearkin.index.calibration import calibrate, read_confidence
 from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.filters import Where
-from nearkin.index.items import NAME, Item, Items, vectors_folder
+from nearkin.index.items import NAME, Item, Items, MissingItemError, vectors_folder
 from nearkin.index.search import (
-    Arrays,
     Classified,
     Hit,
     OneQuery,
@@ -42,9 +41,8 @@ from nearkin.index.search import (
     SearchContext,
     SearchOptions,
     are_several,
-    check_rerank,
-    classified,
     combined,
+    is_id,
     query_vectors,
 )
 from nearkin.index.segments import Segments
@@ -68,8 +66,6 @@ class Status:
     """Embedded files whose content another file has as well."""
     failed: tuple[tuple[str, str], ...]
     """Files that could not be read, and the reason."""
-    left_out: Mapping[str, Sequence[str]]
-    """By folder, the files that are no images."""
     columns: tuple[str, ...]
     dim: int
     distance: str
@@ -78,7 +74,7 @@ class Status:
     model_options: Mapping[str, Any]
     """The options that its encoder was loaded with: mirror images, further runs."""
     unfinished: Unfinished | None
-    """The ``add`` that is running, or was interrupted."""
+    """The ``add`` that runs, or was interrupted."""
     engine: Mapping[str, Any]
     confidence: Confidence | None
     no_confidence: str | None
@@ -94,26 +90,22 @@ class Stored:
 
 
 class Index:
-    """Images of any number, by their appearance to one encoder.
+    """Images of any number, by their appearance to one encoder; made by :meth:`create`, opened by :meth:`open`.
 
-    Make one with :meth:`create`, open it with :meth:`open`. Any number of processes may search. One at a time may add
-    or remove, and the others see the change with their next search.
+    Any number of processes may search. One at a time may change it, and the others see that with their next search.
     """
 
     def __init__(self, folder: Path, items: Items, model: Model | None) -> None:
         self.path = folder
         self._items, self._model = items, model
-        facts = {key: items.fact(key) for key in ("format", "dim", "distance", "engine")}
-        if facts["format"] != FORMAT:
-            raise DataError(
-                f"{folder} was made by another version of nearkin (format {facts['format']}): make it again"
-            )
-        self.dim: int = facts["dim"]
-        self.distance: Distance = facts["distance"]
+        if (made := items.fact("format")) != FORMAT:
+            raise DataError(f"{folder} was made by another version of nearkin (format {made}): make it again")
+        self.dim: int = items.fact("dim")
+        self.distance: Distance = items.fact("distance")
         self._encoder = items.fact("encoder"), items.fact("vectors")
         self._vectors = Segments(vectors_folder(folder, items) / "vectors", self.dim, np.float32)
-        self._engine_name = facts["engine"]
-        self._engine = self._open_engine(facts["engine"])
+        self._engine_name = items.fact("engine")
+        self._engine = self._open_engine(self._engine_name)
         self._seen: tuple[int, int] | None = None
         self._live: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self.confidence: Confidence | None = None  # as of the last search
@@ -129,10 +121,8 @@ class Index:
         """
         path = Path(folder).expanduser()
         check_engine(engine)
-        if (path / NAME).exists():
-            raise RecipeError(f"{path} holds an index already: open it with Index.open, or give another folder")
         if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
-            raise RecipeError(f"{path} exists and is no index: give a new folder")
+            raise RecipeError(f"{path} exists already: give a new folder, or open its index with Index.open")
         facts = {
             "format": FORMAT,
             **encoder_facts(model),
@@ -165,10 +155,8 @@ class Index:
             try:
                 model = reload(self._items.fact("model"), self._items.fact("model_options") or {})
             except DataError as error:
-                raise DataError(
-                    f"the encoder of {self.path} cannot be loaded: {error}. Give the path of its run: "
-                    f"Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
-                ) from error
+                where = "Give the path of its run: Index.open(folder, model=nearkin.load(RUN)), or --run RUN"
+                raise DataError(f"the encoder of {self.path} cannot be loaded: {error}. {where}") from error
             _check_same_encoder(self.path, self._items, model)
             self._model = model
         return self._model
@@ -195,10 +183,9 @@ class Index:
     ) -> Added:
         """Add every image of a folder, a manifest, image files, or images as :meth:`Model.encode` takes them.
 
-        Images whose content is there already are skipped. So the same call resumes after an interruption, and adds only
-        the new photos of a folder. A file whose content changed replaces its old item, and a new label replaces the
-        old one. Each batch is on the disk before the next begins. Unreadable files are in ``failed`` and in
-        :meth:`status`.
+        Images whose content is there already are skipped, so the same call resumes after an interruption. A file whose
+        content changed replaces its old item, and a new label replaces the old one. Each batch is on the disk before
+        the next begins. Unreadable files are in ``failed`` and in :meth:`status`.
 
         Args:
             source: where the images are.
@@ -227,18 +214,13 @@ class Index:
 
     def add_pixels(self, pixels: NDArray[np.uint8], label: str | None, columns: Mapping[str, str]) -> Stored:
         """Add one image ``[H, W, 3]`` without a file, decoded as the encoder wants it; numbers in columns are text."""
-        uploaded = Sources(
-            "uploads", [pixels], [Source(None, 0, label, columns)], {name: [value] for name, value in columns.items()}
-        )
+        values = {name: [value] for name, value in columns.items()}
+        uploaded = Sources([pixels], [Source(None, 0, label, columns)], values)
         added = self.add(uploaded)
         return Stored(self._items.ids_by_hash([hash_of_pixels(pixels)]).popitem()[1], added.added == 1)
 
     def add_test_images(self, run: str | Path, *, progress: Progress | None = None) -> Added:
-        """Add the test images of ``run`` with their labels.
-
-        Images of a benchmark without files, such as Glyphs, become PNG files in the index's folder ``images``, so that
-        they can be searched with, and embedded again by another encoder.
-        """
+        """Add the test images of ``run`` with their labels; those without a file become PNG files in the index."""
         from nearkin.runs.data import open_own_data, split_as_stored
         from nearkin.runs.trained_run import load_run
         from nearkin.training.build import data_of
@@ -263,10 +245,7 @@ class Index:
         return self.add(paths, labels, progress=progress)
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove items for good; all of them, or none where one is not there.
-
-        Their vectors and thumbnails are overwritten by zeros on the disk. Their ids are not used again.
-        """
+        """Remove items for good, or none where one is not there; vectors and thumbnails are overwritten by zeros."""
         wanted = [int(id) for id in ids]
         with self._writing():
             self._existing(wanted)
@@ -294,13 +273,8 @@ class Index:
             if name != was:
                 old.discard()
 
-    def rebuild_engine(self) -> None:
-        """Bring the engine's files up to date, as every writer does first."""
-        with self._writing():
-            pass
-
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
-        """The ids of the items that meet ``where``, ascending."""
+        """The items that meet ``where``, ascending."""
         return self._items.ids(where)
 
     def get(self, id: int) -> Item:
@@ -318,10 +292,6 @@ class Index:
         self._existing(ids)
         taken: NDArray[np.float32] = self._vectors.take(np.asarray(ids, dtype=np.int64))
         return taken
-
-    def fingerprints(self, ids: Sequence[int] | NDArray[np.int64]) -> dict[int, int]:
-        """The perceptual hashes of items by id, 64 bits each; items that show too little to compare have none."""
-        return self._items.fingerprints(ids)
 
     def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
         """The items that have a label, ascending, and their labels."""
@@ -343,21 +313,18 @@ class Index:
         """A small JPEG of an item, without the metadata of its file."""
         image = self._items.thumbnail(id)
         if image is None:
-            raise DataError(f"there is no item {id} in {self.path}")
+            raise MissingItemError(f"there is no item {id} in {self.path}")
         return image
 
     @overload
     def search(self, query: OneQuery | None = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]: ...
 
     @overload
-    def search(self, query: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> list[list[Hit]]: ...
-
-    @overload
-    def search(self, query: Arrays, k: int = 10, **options: Unpack[SearchOptions]) -> Any: ...
+    def search(self, query: Queries, k: int = 10, **options: Unpack[SearchOptions]) -> Any: ...
 
     def search(
         self,
-        query: OneQuery | Queries | Arrays | None = None,
+        query: OneQuery | Queries | None = None,
         k: int = 10,
         *,
         where: Where | None = None,
@@ -367,9 +334,8 @@ class Index:
         min_confidence: float | None = None,
         offset: int = 0,
         crop: Sequence[float] | None = None,
-        rerank: int | None = None,
         collapse: bool = False,
-    ) -> list[Hit] | list[list[Hit]]:
+    ) -> Any:
         """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
 
         Of several queries, in a list or as rows of an array, a list of such lists. Exact with the engine ``exact``.
@@ -384,13 +350,11 @@ class Index:
             min_confidence: leave out hits that are less likely than this to be of the query's class.
             offset: how many hits to skip, for the next page.
             crop: search for this part of the image alone: x, y, width and height as shares of it.
-            rerank: order the nearest 200 by their k-reciprocal neighbours, k₁ this number; the scores stay.
             collapse: show copies of one photo once, by the nearest; :attr:`Hit.copies` counts them.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+            if not is_id(value) or value < least:
                 raise RecipeError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        check_rerank(rerank, self.distance)
         self._refresh()
         self._existing([*like, *unlike])
         vectors, query_ids = query_vectors(query, self.dim, lambda: self.model, self.vectors, crop)
@@ -404,34 +368,23 @@ class Index:
         allowed = self._allowed(where)
         context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         pages = []
-        for hits in context.hits(vectors, excluded, offset + k, group_by, rerank, collapse):
+        for hits in context.hits(vectors, excluded, offset + k, group_by, collapse):
             if min_confidence is not None:
                 hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
             pages.append(hits[offset : offset + k])
         return pages if query is not None and are_several(query) else pages[0]
 
     @overload
-    def classify(
-        self, query: OneQuery, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
-    ) -> Classified: ...
+    def classify(self, query: OneQuery, *, min_confidence: float = ..., where: Where | None = ...) -> Classified: ...
 
     @overload
-    def classify(
-        self, query: Queries, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
-    ) -> list[Classified]: ...
+    def classify(self, query: Queries, *, min_confidence: float = ..., where: Where | None = ...) -> Any: ...
 
-    @overload
-    def classify(
-        self, query: Arrays, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
-    ) -> Any: ...
-
-    def classify(
-        self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None
-    ) -> Classified | list[Classified]:
+    def classify(self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None) -> Any:
         """The label of an image by its nearest labelled items, or "none of these": a :class:`Classified`.
 
-        It is the label of the nearest class, by the mean of two scores: of its nearest item, and of its mean. Where no
-        confidence could be learned, there is always a label. Several queries give a list.
+        It is that of the nearest class, by the mean of two scores: of its nearest item, and of its mean. Where no
+        confidence could be learned there is always a label. Several queries give a list.
         """
         self._refresh()
         labelled, items = self._items.rows("SELECT count(label), count(*) FROM items")[0]
@@ -442,37 +395,27 @@ class Index:
             where = {"id": (ids if where is None else np.intersect1d(ids, self._items.ids(where))).tolist()}
         vectors, excluded = query_vectors(query, self.dim, lambda: self.model, self.vectors)
         vectors = combined(vectors, None, None, self.distance)
-        confidence, profiles, allowed = self.confidence, self._profiles, self._allowed(where)
-        context = SearchContext(self._vectors, self._engine, self._items, confidence, self.distance, allowed)
+        profiles, allowed = self._profiles, self._allowed(where)
+        context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         answers = []
-        for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS, None, None), strict=True):
-            self._add_profiles(profiles, [str(hit.label) for hit in hits])
-            answers.append(classified(vector, hits, min_confidence, confidence, profiles, self.distance))
+        for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS), strict=True):
+            answers.append(context.classified(vector, hits, profiles, min_confidence))
         return answers if are_several(query) else answers[0]
-
-    def _add_profiles(self, profiles: dict[str, ClassProfile], labels: Iterable[str]) -> None:
-        """Add the mean and the spread of these classes where they are not known yet."""
-        for label in {*labels} - profiles.keys():
-            some = self._items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
-            ids = np.array(some, dtype=np.int64).reshape(-1)
-            if len(ids := ids[ids < self._vectors.rows]):  # another process may have removed or added some
-                profiles[label] = ClassProfile.of(self._vectors.take(ids), self.distance)
 
     def status(self) -> Status:
         """What the index holds, what it does not and why, and how reliable its confidences are."""
         self._refresh()
         files, embedded, distinct, failed = self._items.coverage()
-        labels, unfinished = self._items.labels()[1], self._items.fact("unfinished")
+        counts, unfinished = self._items.label_counts(), self._items.fact("unfinished")
         return Status(
             path=self.path,
             items=len(self),
-            labelled=len(labels),
-            labels=len(np.unique(labels)),
+            labelled=sum(count for _, count in counts),
+            labels=len(counts),
             found=files,
             embedded=embedded,
             duplicates=embedded - distinct,
-            failed=tuple((file.path, str(file.reason)) for file in failed),
-            left_out={name: files for name, files in (self._items.fact("left_out") or {}).items() if files},
+            failed=failed,
             columns=tuple(self._items.fields())[3:],
             dim=self.dim,
             distance=self.distance,
@@ -522,7 +465,7 @@ class Index:
         wanted = [int(id) for id in ids]
         items = self._items.get(wanted)
         if missing := [id for id in wanted if id not in items]:
-            raise DataError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
+            raise MissingItemError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
         return items
 
     def _allowed(self, where: Where | None) -> NDArray[np.int64] | None:
@@ -549,6 +492,6 @@ def _check_same_encoder(folder: Path, items: Items, model: Model) -> None:
     if model.identity != items.fact("encoder"):
         options = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
         raise DataError(
-            f"{folder} was made with another encoder than {model.path} is now, and their vectors do not compare: make "
-            f"another index with it, or give the run that made this one ({items.fact('model')}{options})"
+            f"{folder} was made with another encoder than {model.path} is now: make another index with it, or give the "
+            f"run that made this one ({items.fact('model')}{options})"
         )

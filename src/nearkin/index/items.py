@@ -1,6 +1,6 @@
 """The items of an index in SQLite: its images, the files they come from, people's corrections, facts about the index.
 
-Names that users give never become SQL: further columns are called ``c0``, ``c1``, … and their names are in a table.
+Names that users give never become SQL: further columns are called ``c0``, ``c1``, ….
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ CREATE INDEX files_by_item ON files(id);
 CREATE TABLE columns(number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, is_number INTEGER NOT NULL);
 CREATE TABLE corrections(id INTEGER PRIMARY KEY, was TEXT, label TEXT, time TEXT NOT NULL);
 """
+
+
+class MissingItemError(DataError):
+    """An item or a correction that an index does not have."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +147,7 @@ class Items:
         names = [name for name in self.fields() if name not in _BUILT_IN]
         columns = "".join(f", c{number}" for number in range(len(names)))
         rows = self.rows(
-            f"SELECT id, path, label{columns} FROM items WHERE id IN (SELECT value FROM json_each(?))",
-            [json.dumps([int(id) for id in ids])],
+            f"SELECT id, path, label{columns} FROM items WHERE id IN (SELECT value FROM json_each(?))", [_listed(ids)]
         )
         return {row[0]: Item(row[0], row[1], row[2], dict(zip(names, row[3:], strict=True))) for row in rows}
 
@@ -167,7 +170,7 @@ class Items:
         """The perceptual hashes of items; those that show too little to compare have none."""
         rows = self.rows(
             "SELECT id, fingerprint FROM items WHERE fingerprint NOT NULL AND id IN (SELECT value FROM json_each(?))",
-            [json.dumps([int(id) for id in ids])],
+            [_listed(ids)],
         )
         return {id: int.from_bytes(fingerprint, "big") for id, fingerprint in rows}
 
@@ -180,9 +183,9 @@ class Items:
         rows = self.rows("SELECT path, size, changed, id, reason FROM files WHERE path = ?", [path])
         return File(*rows[0]) if rows else None
 
-    def contents(self, ids: Sequence[int]) -> dict[int, tuple[bytes, list[str]]]:
+    def contents(self, ids: Iterable[int]) -> dict[int, tuple[bytes, list[str]]]:
         """By item the hash of its content, and the files that have it, the item's own path first."""
-        wanted = [json.dumps([int(id) for id in ids])]
+        wanted = [_listed(ids)]
         rows = self.rows("SELECT id, hash, path FROM items WHERE id IN (SELECT value FROM json_each(?))", wanted)
         contents: dict[int, tuple[bytes, list[str]]] = {row[0]: (row[1], [row[2]] if row[2] else []) for row in rows}
         copies = "SELECT id, path FROM files WHERE id IN (SELECT value FROM json_each(?)) ORDER BY path"
@@ -235,33 +238,36 @@ class Items:
             "INSERT OR REPLACE INTO files(path, size, changed, id, reason) VALUES (?, ?, ?, ?, ?)",
             [file.path, file.size, file.changed, file.id, file.reason],
         )
-        if before is not None and before.id is not None and before.id != file.id:
-            copies = self.rows("SELECT path FROM files WHERE id = ? ORDER BY path LIMIT 1", [before.id])
-            if copies:
-                self.move(before.id, copies[0][0])
-            else:
-                self.delete([before.id])
-                return before.id
-        return None
+        if before is None or before.id in (None, file.id):
+            return None
+        if copies := self.rows("SELECT path FROM files WHERE id = ? ORDER BY path LIMIT 1", [before.id]):
+            self.move(before.id, copies[0][0])
+            return None
+        self.delete([before.id])
+        return before.id
 
     def delete(self, ids: Sequence[int]) -> None:
         for table in ("items", "thumbnails", "files", "corrections"):
-            for id in ids:
-                self.rows(f"DELETE FROM {table} WHERE id = ?", [int(id)])
+            self.rows(f"DELETE FROM {table} WHERE id IN (SELECT value FROM json_each(?))", [_listed(ids)])
 
     def count(self) -> int:
         return int(self.rows("SELECT count(*) FROM items")[0][0])
 
-    def coverage(self) -> tuple[int, int, int, list[File]]:
-        """Numbers of files, of files with an item and of these items, and the files that could not be read."""
+    def coverage(self) -> tuple[int, int, int, tuple[tuple[str, str], ...]]:
+        """Numbers of files, of files with an item and of these items; the files that could not be read, and why."""
         files, embedded, distinct = self.rows("SELECT count(*), count(id), count(DISTINCT id) FROM files")[0]
-        failed = self.rows("SELECT path, size, changed, id, reason FROM files WHERE reason IS NOT NULL ORDER BY path")
-        return files, embedded, distinct, [File(*row) for row in failed]
+        failed = self.rows("SELECT path, reason FROM files WHERE reason IS NOT NULL ORDER BY path")
+        return files, embedded, distinct, tuple(failed)
 
     def rows(self, text: str, parameters: Sequence[Any] = ()) -> list[Any]:
         """The result of a statement in SQL."""
         with self._lock:
             return self._connection.execute(text, parameters).fetchall()
+
+
+def _listed(ids: Iterable[int]) -> str:
+    """Ids as one parameter of a statement, which SQLite's json_each spreads."""
+    return json.dumps([int(id) for id in ids])
 
 
 def vectors_folder(index: Path, items: Items) -> Path:

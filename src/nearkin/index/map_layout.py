@@ -1,8 +1,7 @@
 """A map of an index: a point in the plane for every item, close to its nearest neighbours.
 
 Each item has edges to its nearest neighbours, weighted as in UMAP (McInnes et al. 2018, section 3.1). Edges attract,
-and a few random other items repel at each step; the start is the two principal components. An item that is added later
-is placed at the mean of its neighbours, so that the map that people know does not change.
+and a few random other items repel at each step; the start is the two principal components.
 """
 
 from __future__ import annotations
@@ -109,22 +108,22 @@ def lay_out(
     >>> lay_out(np.array([[3.0, 4.0]], dtype=np.float32), "cosine")
     array([[0., 0.]], dtype=float32)
     """
-    report = progress or (lambda done, of: None)
     start = principal_components(vectors)
     if len(vectors) < 4:
         return start
-    # The neighbour search counts as half of the steps: at 100,000 items it takes about as long.
-    of = 2 * _STEPS
+
+    def report(done: int) -> None:  # the neighbour search counts as half: at 100,000 items it takes about as long
+        if progress is not None:
+            progress(done, 2 * _STEPS)
+
+    k = min(NEIGHBOURS, len(vectors) - 1)
     indices, similarities = nearest(
-        vectors,
-        k=min(NEIGHBOURS, len(vectors) - 1),
-        distance=distance,
-        progress=lambda done: report(done * _STEPS // len(vectors), of),
+        vectors, k=k, distance=distance, progress=lambda done: report(done * _STEPS // len(vectors))
     )
-    heads, tails, weights = _edges(indices, _distances(similarities, distance))
+    edges = _edges(indices, _distances(similarities, distance))
     random = np.random.default_rng(seed)
     scaled = start * (_EXTENT / max(float(np.ptp(start[:, 0])), 1e-12)) + random.normal(0, 1e-2, start.shape)
-    return _optimised(scaled.astype(np.float32), heads, tails, weights, random, lambda done: report(_STEPS + done, of))
+    return _optimised(scaled.astype(np.float32), edges, random, lambda done: report(_STEPS + done))
 
 
 def place_by_neighbours(
@@ -178,14 +177,12 @@ def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np
 
 def _optimised(
     points: Points,
-    heads: Ids,
-    tails: Ids,
-    weights: NDArray[np.float32],
+    edges: tuple[Ids, Ids, NDArray[np.float32]],
     random: np.random.Generator,
     report: Callable[[int], None],
 ) -> Points:
     """Minimise UMAP's objective with q = 1/(1 + d²), by Adam on all edges and some random pairs at a time."""
-    n = len(points)
+    (heads, tails, weights), n = edges, len(points)
     pull = np.bincount(heads, weights, minlength=n)
     push = (_REPULSION * pull / _REPELLED).astype(np.float32)
     mean, square = np.zeros_like(points), np.zeros_like(points)

@@ -1,19 +1,16 @@
 """An engine on Milvus, of one machine or of many: one collection with an HNSW index for each index.
 
-The address is ``http://host:19530``, or ``https://…``. Credentials go into the address,
-``http://user:password@host:19530``, or as a token or ``user:password`` into ``MILVUS_TOKEN``.
-
-There is no partition key: filters are settled before the server is asked, so it knows no field of an item.
+Credentials go into the address, ``http://user:password@host:19530``, or as a token or ``user:password`` into
+``MILVUS_TOKEN``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -29,8 +26,7 @@ _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 200, 200, 32_768
 _SECONDS = 30.0
 """Timeout of an answer; a server that is starting up is slow."""
 _FRESH = 10.0
-"""Seconds after a change in which a search waits for all that was written, some 0.2 s. Later searches may see the state
-of a few seconds before (Milvus' "bounded staleness", 5 s by default)."""
+"""Seconds after a change in which a search waits for all that was written; later ones may lag by some 5 s."""
 _BUILD_SECONDS = 600.0
 _INVALID = 1100
 """Its code for a request that is wrong whenever it is made."""
@@ -57,60 +53,51 @@ class MilvusCollection:
         self._lock = threading.Lock()
 
     def create(self) -> None:
-        with self._client() as client:
-            if not client.has_collection(self._name, timeout=_SECONDS):
-                types = self._pymilvus.DataType
-                schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
-                schema.add_field("id", types.INT64, is_primary=True)
-                schema.add_field("vector", types.FLOAT_VECTOR, dim=self._dim)
-                client.create_collection(self._name, schema=schema, consistency_level="Strong", timeout=_SECONDS)
-            if not client.list_indexes(self._name):
-                index = client.prepare_index_params()
-                metric = "IP" if self._is_cosine else "L2"
-                graph = {"M": _LINKS, "efConstruction": _CONSTRUCTION}
-                index.add_index("vector", index_type="HNSW", metric_type=metric, params=graph)
-                client.create_index(self._name, index, timeout=_SECONDS)
-            client.load_collection(self._name, timeout=_BUILD_SECONDS)
+        milvus = self._pymilvus.MilvusClient
+        if not self._ask("has_collection", self._name):
+            types = self._pymilvus.DataType
+            schema = milvus.create_schema(auto_id=False, enable_dynamic_field=False)
+            schema.add_field("id", types.INT64, is_primary=True)
+            schema.add_field("vector", types.FLOAT_VECTOR, dim=self._dim)
+            self._ask("create_collection", self._name, schema=schema, consistency_level="Strong")
+        if not self._ask("list_indexes", self._name):
+            index = milvus.prepare_index_params()
+            metric = "IP" if self._is_cosine else "L2"
+            graph = {"M": _LINKS, "efConstruction": _CONSTRUCTION}
+            index.add_index("vector", index_type="HNSW", metric_type=metric, params=graph)
+            self._ask("create_index", self._name, index)
+        self._ask("load_collection", self._name, timeout=_BUILD_SECONDS)
 
     def count(self, first: int = 0) -> int:
-        with self._client() as client:
-            if not client.has_collection(self._name, timeout=_SECONDS):
-                return 0
-            return int(self._query(client, f"id >= {first:d}", "count(*)")[0]["count(*)"])
+        if not self._ask("has_collection", self._name):
+            return 0
+        return int(self._query(f"id >= {first:d}", "count(*)")[0]["count(*)"])
 
     def rows(self, first: int, last: int) -> NDArray[np.int64]:
-        with self._client() as client:
-            rows = self._query(client, f"id >= {first:d} and id < {last:d}", "id")
-            return np.sort(np.array([row["id"] for row in rows], dtype=np.int64))
+        rows = self._query(f"id >= {first:d} and id < {last:d}", "id")
+        return np.sort(np.array([row["id"] for row in rows], dtype=np.int64))
 
     def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        with self._client() as client:
-            client.upsert(
-                self._name,
-                [{"id": row, "vector": vector} for row, vector in zip(rows.tolist(), vectors, strict=True)],
-                timeout=_SECONDS,
-            )
+        data = [{"id": row, "vector": vector} for row, vector in zip(rows.tolist(), vectors, strict=True)]
+        self._ask("upsert", self._name, data)
 
     def delete(self, rows: NDArray[np.int64]) -> None:
-        with self._client() as client:
-            for start in range(0, len(rows), 4096):
-                client.delete(self._name, ids=rows[start : start + 4096].tolist(), timeout=_SECONDS)
+        for start in range(0, len(rows), 4096):
+            self._ask("delete", self._name, ids=rows[start : start + 4096].tolist())
 
     def delete_from(self, first: int) -> None:
-        with self._client() as client:
-            client.delete(self._name, filter=f"id >= {first:d}", timeout=_SECONDS)
+        self._ask("delete", self._name, filter=f"id >= {first:d}")
 
     def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
-        with self._client() as client:
-            results = client.search(
-                self._name,
-                data=list(queries),
-                anns_field="vector",
-                limit=limit,
-                search_params={"params": {"ef": min(_MOST_EFFORT, max(_EFFORT, 4 * limit))}},
-                consistency_level="Strong" if age < _FRESH else "Bounded",
-                timeout=_SECONDS,
-            )
+        results = self._ask(
+            "search",
+            self._name,
+            data=list(queries),
+            anns_field="vector",
+            limit=limit,
+            search_params={"params": {"ef": min(_MOST_EFFORT, max(_EFFORT, 4 * limit))}},
+            consistency_level="Strong" if age < _FRESH else "Bounded",
+        )
         answers = []
         for hits in results:
             numbers = np.array([hit["id"] for hit in hits], dtype=np.int64)
@@ -120,40 +107,33 @@ class MilvusCollection:
 
     def build(self) -> None:
         """Milvus builds full segments by itself; a flush makes it build the rest, which is waited for."""
-        with self._client() as client:
-            client.flush(self._name, timeout=_BUILD_SECONDS)
+        self._ask("flush", self._name, timeout=_BUILD_SECONDS)
         end, rows = time.monotonic() + _BUILD_SECONDS, self.count()
         while time.monotonic() < end:
-            with self._client() as client:
-                segments = client.list_loaded_segments(self._name, timeout=_SECONDS)
+            segments = self._ask("list_loaded_segments", self._name)
             # A segment with few rows gets no index.
             if sum(part.num_rows for part in segments if part.index_name or part.num_rows < self.exact_below) >= rows:
                 return
             time.sleep(0.5)
 
     def about(self) -> Mapping[str, Any]:
-        with self._client() as client:
-            version = client.get_server_version(timeout=_SECONDS)
-        return {"version": f"Milvus {version.removeprefix('v')}", "collection": self._name, "index": "hnsw"}
+        version = self._ask("get_server_version").removeprefix("v")
+        return {"version": f"Milvus {version}", "collection": self._name, "index": "hnsw"}
 
     def drop(self) -> None:
-        with self._client() as client:
-            client.drop_collection(self._name, timeout=_SECONDS)
+        self._ask("drop_collection", self._name)
 
-    def _query(self, client: Any, filter: str, field: str) -> Any:
+    def _query(self, filter: str, field: str) -> Any:
         """A field of some rows, with all that was written before."""
-        return client.query(
-            self._name, filter=filter, output_fields=[field], consistency_level="Strong", timeout=_SECONDS
-        )
+        return self._ask("query", self._name, filter=filter, output_fields=[field], consistency_level="Strong")
 
-    @contextlib.contextmanager
-    def _client(self) -> Iterator[Any]:
-        """A client whose errors become one line, and tell whether to ask again."""
+    def _ask(self, method: str, *args: Any, timeout: float = _SECONDS, **options: Any) -> Any:
+        """What a method of the client returns; its errors become one line, and tell whether to ask again."""
         try:
             with self._lock:
                 if self._connected is None:
                     self._connected = self._pymilvus.MilvusClient(uri=self._uri, token=self._token, timeout=_SECONDS)
-            yield self._connected
+            return getattr(self._connected, method)(*args, timeout=timeout, **options)
         except self._pymilvus.MilvusException as error:
             message = " ".join(str(error.message).split())
             raise (Refused if error.code == _INVALID else Unreachable)(message) from error

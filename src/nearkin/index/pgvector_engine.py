@@ -1,7 +1,7 @@
 """An engine on PostgreSQL with the extension pgvector: one table with an HNSW index for each index.
 
-The address is that of any client of PostgreSQL, ``postgresql://user@host:5432/database``. What it leaves out, such as
-the password, comes from where other clients take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
+What the address ``postgresql://user@host:5432/database`` leaves out, such as the password, comes from where other
+clients take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ MOST_INDEXED = 2_000
 """Dimensions of an HNSW index; above there is none, and all rows are compared."""
 _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 100, 200, 1000
 _CONNECT_SECONDS = 5
+_EXTENSION = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
 
 
 class PostgresTable:
@@ -54,102 +55,89 @@ class PostgresTable:
         self._name = name
 
     def create(self) -> None:
-        with self._transaction() as db:
+        with self._transaction() as execute:
             # Under a lock: of two that create the same table at once one would fail.
-            db.execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
-            db.execute(
-                self._statement("CREATE TABLE IF NOT EXISTS {table} (id bigint PRIMARY KEY, vector {type} NOT NULL)")
-            )
+            execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
+            execute("CREATE TABLE IF NOT EXISTS {table} (id bigint PRIMARY KEY, vector {type} NOT NULL)")
 
     def count(self, first: int = 0) -> int:
-        with self._transaction() as db:
-            if db.execute("SELECT to_regclass(%s)", [self._name]).fetchone()[0] is None:
+        with self._transaction() as execute:
+            if execute("SELECT to_regclass(%s)", self._name).fetchone()[0] is None:
                 return 0
-            ask = self._statement("SELECT count(*) FROM {table} WHERE id >= %s")
-            return int(db.execute(ask, [first]).fetchone()[0])
+            return int(execute("SELECT count(*) FROM {table} WHERE id >= %s", first).fetchone()[0])
 
     def rows(self, first: int, last: int) -> NDArray[np.int64]:
-        with self._transaction() as db:
-            ask = self._statement("SELECT id FROM {table} WHERE id >= %s AND id < %s ORDER BY id")
-            return np.array([row[0] for row in db.execute(ask, [first, last]).fetchall()], dtype=np.int64)
+        with self._transaction() as execute:
+            rows = execute("SELECT id FROM {table} WHERE id >= %s AND id < %s ORDER BY id", first, last).fetchall()
+        return np.array([row[0] for row in rows], dtype=np.int64)
 
     def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
-        with self._transaction() as db:
+        with self._transaction() as execute:
             # COPY cannot replace rows, so they go to a temporary table first.
-            db.execute(
-                self._statement(
-                    "CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (id bigint, vector {type}) ON COMMIT DELETE ROWS"
-                )
-            )
-            with db.cursor().copy(self._statement("COPY {incoming} FROM STDIN (FORMAT BINARY)")) as copy:
+            execute("CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (id bigint, vector {type}) ON COMMIT DELETE ROWS")
+            cursor = self._connection.cursor()
+            with cursor.copy(self._statement("COPY {incoming} FROM STDIN (FORMAT BINARY)")) as copy:
                 copy.set_types(["int8", "vector"])
                 for row, vector in zip(rows.tolist(), vectors, strict=True):
                     copy.write_row((row, vector))
-            db.execute(
-                self._statement(
-                    "INSERT INTO {table} SELECT id, vector FROM {incoming} "
-                    "ON CONFLICT (id) DO UPDATE SET vector = EXCLUDED.vector"
-                )
+            execute(
+                "INSERT INTO {table} SELECT id, vector FROM {incoming} "
+                "ON CONFLICT (id) DO UPDATE SET vector = EXCLUDED.vector"
             )
 
     def delete(self, rows: NDArray[np.int64]) -> None:
-        with self._transaction() as db:
-            db.execute(self._statement("DELETE FROM {table} WHERE id = ANY(%s)"), [rows.tolist()])
+        with self._transaction() as execute:
+            execute("DELETE FROM {table} WHERE id = ANY(%s)", rows.tolist())
 
     def delete_from(self, first: int) -> None:
-        with self._transaction() as db:
-            db.execute(self._statement("DELETE FROM {table} WHERE id >= %s"), [first])
+        with self._transaction() as execute:
+            execute("DELETE FROM {table} WHERE id >= %s", first)
 
     def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
-        ask = self._statement(
-            "SELECT id, vector {by} %(query)s FROM {table} ORDER BY vector {by} %(query)s LIMIT %(limit)s"
-        )
         answers = []
-        with self._transaction() as db:
+        with self._transaction() as execute:
             # Scan until there are as many as the limit; their order does not matter, as all are scored again.
             for name, value in (
                 ("hnsw.iterative_scan", "relaxed_order"),
                 ("hnsw.ef_search", str(min(_MOST_EFFORT, max(_EFFORT, 2 * limit)))),
                 ("hnsw.max_scan_tuples", str(max(20_000, 4 * limit))),
             ):
-                db.execute("SELECT set_config(%s, %s, true)", [name, value])
+                execute("SELECT set_config(%s, %s, true)", name, value)
             for query in queries:
-                rows = db.execute(ask, {"query": query, "limit": limit}).fetchall()
+                rows = execute("SELECT id, vector {by} %s FROM {table} ORDER BY 2 LIMIT %s", query, limit).fetchall()
                 numbers = np.array([row[0] for row in rows], dtype=np.int64)
                 distances = np.array([row[1] for row in rows], dtype=np.float64)
                 answers.append((numbers, distances if self._is_cosine else distances**2))
         return answers
 
     def build(self) -> None:
-        with self._transaction() as db:
+        with self._transaction() as execute:
             if self._dim <= MOST_INDEXED:
-                db.execute(
-                    self._statement(
-                        "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (vector {operators}) "
-                        f"WITH (m = {_LINKS}, ef_construction = {_CONSTRUCTION})"
-                    )
+                execute(
+                    "CREATE INDEX IF NOT EXISTS {index} ON {table} USING hnsw (vector {operators}) "
+                    f"WITH (m = {_LINKS}, ef_construction = {_CONSTRUCTION})"
                 )
-            db.execute(self._statement("ANALYZE {table}"))
+            execute("ANALYZE {table}")
 
     def about(self) -> Mapping[str, Any]:
-        with self._transaction() as db:
-            version = db.execute("SHOW server_version").fetchone()[0].split()[0]
-            extension = db.execute("SELECT extversion FROM pg_extension WHERE extname = 'vector'").fetchone()[0]
-            built = db.execute("SELECT to_regclass(%s)", [f"{self._name}_hnsw"]).fetchone()[0] is not None
+        with self._transaction() as execute:
+            version = execute("SHOW server_version").fetchone()[0].split()[0]
+            extension = execute(_EXTENSION).fetchone()[0]
+            built = execute("SELECT to_regclass(%s)", f"{self._name}_hnsw").fetchone()[0] is not None
         index = "hnsw" if built else "none, all rows are compared"
         return {"version": f"PostgreSQL {version}, pgvector {extension}", "table": self._name, "index": index}
 
     def drop(self) -> None:
-        with self._transaction() as db:
-            db.execute(self._statement("DROP TABLE IF EXISTS {table}"))
+        with self._transaction() as execute:
+            execute("DROP TABLE IF EXISTS {table}")
 
     def _statement(self, text: str) -> Any:
         """SQL with the names and types of this table; values are parameters."""
         return self._psycopg.sql.SQL(text).format(**self._names)
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[Any]:
-        """The connection within a transaction, which is committed unless an exception is raised.
+    def _transaction(self) -> Iterator[Callable[..., Any]]:
+        """What executes a statement with its parameters, all or none of them.
 
         Errors of PostgreSQL and its client become one line, with the remedy where there is one.
         """
@@ -158,12 +146,14 @@ class PostgresTable:
                 if self._connection is None:
                     self._connection = self._connected()
                 with self._connection.transaction():
-                    yield self._connection
+                    yield lambda text, *parameters: self._connection.execute(self._statement(text), parameters)
             except self._psycopg.errors.UndefinedFile as error:
                 reason = _first_line(error)
                 raise Refused(f"it has no pgvector: install the extension on the server ({reason})") from error
             except self._psycopg.Error as error:
-                self._close()  # it may be broken
+                if self._connection is not None:  # it may be broken
+                    self._connection.close()
+                    self._connection = None
                 # Without a code the client raised it: the server is down. 57P: it shuts down or starts up.
                 is_lost = isinstance(error, (self._psycopg.OperationalError, self._psycopg.InterfaceError)) and (
                     error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
@@ -175,22 +165,16 @@ class PostgresTable:
         options = {"autocommit": True, "prepare_threshold": None, "connect_timeout": _CONNECT_SECONDS}
         db = self._psycopg.connect(self._address, application_name="nearkin", **options)
         weakref.finalize(self, db.close)
-        find = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
-        version = db.execute(find).fetchone()
+        version = db.execute(_EXTENSION).fetchone()
         if version is None:
             with db.transaction():
                 db.execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
                 db.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            version = db.execute(find).fetchone()
+            version = db.execute(_EXTENSION).fetchone()
         if tuple(map(int, re.findall(r"\d+", version[0])[:2])) < (0, 8):
             raise Refused(f"its pgvector is {version[0]}, and 0.8 or newer is needed: ALTER EXTENSION vector UPDATE")
         self._pgvector.register_vector(db)
         return db
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
 
 
 def _first_line(error: Exception) -> str:

@@ -1,9 +1,8 @@
 """What engines that are servers share: a table of rows on the server, kept in step with the stored vectors.
 
-A server is asked for a few more rows than are wanted. Its answer is used only where rounding cannot have changed it;
-otherwise the stored vectors are scanned by the exact engine, whose codes are kept locally. They are also scanned under
-a filter, which the server does not know, where more rows are wanted than it gives, and where its number of rows shows
-that it lags behind. So there are never fewer rows than wanted, whatever a server does.
+A server is asked for a few more rows than are wanted, and its answer is used only where rounding cannot have changed
+it. Otherwise the stored vectors are scanned exactly; so they are under a filter, which the server does not know, where
+more rows are wanted than it gives, and where its number of rows shows that it lags behind.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,11 +48,11 @@ class RemoteTable(Protocol):
     """Rows of one index on a server. A method may raise :class:`Unreachable` or :class:`Refused`, and be repeated."""
 
     server: str
-    """The server's product name, and its address without a password."""
+    """Its product name, and its address without a password."""
     most: int
-    """The most rows that it gives for a query."""
+    """Rows that it gives for a query."""
     exact_below: int
-    """With fewer rows than this it compares a query with all of them."""
+    """With fewer rows it compares a query with all of them."""
 
     def create(self) -> None:
         """Make the table unless it is there."""
@@ -77,7 +75,7 @@ class RemoteTable(Protocol):
     def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
         """For each query rows, each once, and how far they are: the negative product, or the squared distance.
 
-        The youngest of the rows to be found was written at least ``age`` seconds ago.
+        All rows to be found were written at least ``age`` seconds ago.
         """
 
     def build(self) -> None:
@@ -90,8 +88,7 @@ class RemoteTable(Protocol):
         """Delete the table."""
 
 
-@dataclass(frozen=True)
-class _Shown:
+class _Searched(NamedTuple):
     """The rows that are searched, how many of them are live, and since when."""
 
     rows: int
@@ -99,31 +96,31 @@ class _Shown:
     at: float
 
 
-class RemoteEngine:
+class RemoteEngine(ExactEngine):
     """An engine around a table of a server."""
 
     def __init__(self, table: RemoteTable, folder: Path, vectors: Segments, distance: Distance) -> None:
-        self._table, self._folder, self._vectors, self._distance = table, folder, vectors, distance
-        self._exact = ExactEngine(folder / "exact", vectors, distance)
+        super().__init__(folder, vectors, distance)
+        self._table = table
         self._is_created = self._answered = False
-        self._shown = _Shown(0, 0, time.monotonic())
-        self._in_step: tuple[_Shown, bool] | None = None
+        self._searched = _Searched(0, 0, time.monotonic())
+        self._in_step: tuple[_Searched, bool] | None = None
         """Whether the server has the rows that were shown when it was last asked."""
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
-        self._exact.add(first, vectors)
+        super().add(first, vectors)
         self._put(np.arange(first, first + len(vectors)), np.asarray(vectors, dtype=np.float32))
 
     def remove(self, rows: NDArray[np.int64]) -> None:
-        self._exact.remove(rows)
+        super().remove(rows)
         self._call(lambda: self._table.delete(rows))
 
     def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.show(rows)
-        self._shown = _Shown(rows, rows if live is None else len(live), time.monotonic())
+        super().show(rows)
+        self._searched = _Searched(rows, rows if live is None else len(live), time.monotonic())
 
     def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
-        self._exact.rebuild(rows)
+        super().rebuild(rows)
         live = np.arange(rows) if live is None else live
         self._create()
         if self._counts(rows) != (len(live), 0):
@@ -134,17 +131,18 @@ class RemoteEngine:
         if rows >= self._table.exact_below and not measured <= rows < 2 * max(measured, 1):
             self._call(self._table.build)
             self.show(rows, live)
-            share = recall_measure(self._exact, self._vectors, self._distance, live, _QUERIES)(self)
-            state = {"measured": rows, "recall": share}
-            write_atomically(self._folder / "state", json.dumps(state).encode())
+            exact = ExactEngine(self._folder, self._vectors, self._distance)
+            exact.show(rows)
+            share = recall_measure(exact, self._vectors, self._distance, live, _QUERIES)(self)
+            write_atomically(self._folder / "state", json.dumps({"measured": rows, "recall": share}).encode())
 
     def candidates(
         self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
     ) -> list[NDArray[np.int64]]:
-        shown = self._shown  # which another thread may replace meanwhile
+        shown = self._searched  # which another thread may replace meanwhile
         limit, is_filtered = k + SPARE, allowed is not None and len(allowed) < shown.live
         if is_filtered or not shown.live or limit > self._table.most or not self._is_in_step(shown):
-            return self._exact.candidates(queries, k, allowed)
+            return super().candidates(queries, k, allowed)
         age = time.monotonic() - shown.at
         answers = self._call(lambda: self._table.nearest(queries.astype(np.float32), limit, age), PATIENCE_READING)
         candidates, unsettled = list[NDArray[np.int64]](), list[int]()
@@ -157,12 +155,12 @@ class RemoteEngine:
                 unsettled.append(i)
             candidates.append(numbers[usable])
         if unsettled:
-            for i, rows in zip(unsettled, self._exact.candidates(queries[unsettled], k, allowed), strict=True):
+            for i, rows in zip(unsettled, super().candidates(queries[unsettled], k, allowed), strict=True):
                 candidates[i] = rows
         return candidates
 
     def status(self) -> Mapping[str, Any]:
-        facts: dict[str, Any] = {"rows": self._shown.rows, "server": self._table.server}
+        facts: dict[str, Any] = {"rows": self._searched.rows, "server": self._table.server}
         try:
             facts |= self._table.about()
             facts["rows on the server"] = self._table.count()
@@ -172,23 +170,21 @@ class RemoteEngine:
         return facts | ({f"recall@{RECALL_AT}": round(state["recall"], 4)} if "recall" in state else {})
 
     def discard(self) -> None:
-        self._exact.discard()
+        super().discard()
         self._is_created, self._in_step = False, None
         try:
             self._table.drop()
         except (Unreachable, Refused) as error:
             notice(f"what {self._table.server} holds of this index could not be deleted there ({error})")
-        (self._folder / "state").unlink(missing_ok=True)
 
     def _is_settled(
         self, distances: NDArray[np.float64], usable: NDArray[np.bool_], wanted: int, limit: int, length: float
     ) -> bool:
         """Whether rounding cannot have kept one of the nearest out of a server's answer.
 
-        So it is where the server gave all it has, or where the farthest row given is farther than the last one wanted
-        by more than rounding: n products are added in float32 with an error of n·2⁻²⁴ of their absolute sum (Higham,
-        Accuracy and Stability, 3.1), once for each of the two rows. That sum is at most ‖q‖ for vectors of length 1,
-        and (‖q‖ + ‖x‖)² for squared distances.
+        Either the server gave all it has, or the farthest row given is farther than the last one wanted by more than
+        rounding: n products are added in float32 with an error of n·2⁻²⁴ of their absolute sum (Higham, Accuracy and
+        Stability, 3.1), for both rows. That sum is at most ‖q‖ for vectors of length 1, else (‖q‖ + ‖x‖)².
         """
         near = np.sort(distances[usable])
         if len(near) < wanted:
@@ -216,7 +212,7 @@ class RemoteEngine:
         behind = self._call(lambda: self._table.count(rows), patience)
         return self._call(self._table.count, patience) - behind, behind
 
-    def _is_in_step(self, shown: _Shown) -> bool:
+    def _is_in_step(self, shown: _Searched) -> bool:
         if self._in_step is None or self._in_step[0] is not shown:
             self._in_step = (shown, self._counts(shown.rows, PATIENCE_READING)[0] == shown.live)
         return self._in_step[1]
@@ -240,9 +236,8 @@ class RemoteEngine:
             except Unreachable as error:
                 if time.monotonic() >= end:
                     raise DataError(
-                        f"{self._table.server} cannot be reached ({error}): start it, or check address and password; "
-                        f"or search without it: 'nearkin index … --engine exact' builds the index's own engine from "
-                        f"the stored vectors, and nothing is lost"
+                        f"{self._table.server} cannot be reached ({error}): start it, check address and password, or "
+                        f"search without it: 'nearkin index … --engine exact' needs only the stored vectors"
                     ) from error
                 if pause == 1.0:  # shorter pauses need no message
                     notice(f"{self._table.server} does not answer ({error}): waiting for it, {patience:.0f} s at most")

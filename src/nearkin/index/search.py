@@ -1,4 +1,4 @@
-"""From a query, an image, an id or a vector, to hits and labels: the nearest items, re-ranked if asked."""
+"""From a query, an image, an id or a vector, to hits and labels."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from PIL import Image
 
 from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.data.images import crop_shares
-from nearkin.errors import RecipeError, require_torch
-from nearkin.evaluation.confidence import VOTERS, ClassProfile, Confidence, vote
-from nearkin.index.engine import Distance, Engine, Ranked, nearest, unit_rows
+from nearkin.errors import RecipeError
+from nearkin.evaluation.confidence import MOST_MEMBERS, VOTERS, ClassProfile, Confidence, vote
+from nearkin.index.engine import Distance, Engine, nearest, unit_rows
 from nearkin.index.filters import Where
 from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
 from nearkin.index.items import Items
@@ -24,24 +24,20 @@ from nearkin.runs.model import Model
 
 SHOWN = 10
 """Hits that are given with a label."""
-RERANKED = 200
-"""The nearest so many are re-ranked, whatever k is; those behind keep their order."""
 
 OneQuery: TypeAlias = "int | np.integer[Any] | str | os.PathLike[str] | bytes | Image.Image"
 """The id of an item, or an image."""
-Queries: TypeAlias = "list[Any] | tuple[Any, ...]"
-Arrays: TypeAlias = "NDArray[Any] | Tensor"
-"""The shape tells whether it is one query or several."""
+Queries: TypeAlias = "list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor"
+"""Several queries; of an array the shape tells whether it is one or several."""
 COPIES = 16
 """Hits beyond those wanted that are looked at for copies; and at most so many times those wanted."""
 LEAST_SIDE = 8
-"""Pixels of an image to search for, or of a part of it: what is smaller looks like anything."""
+"""Pixels of an image to search for, or of a part of it."""
 UNLIKE_WEIGHT = 0.5
-"""The weight of items that are not wanted, relative to those that are."""
 
 
 class SearchOptions(TypedDict, total=False):
-    """The named options of a search; :meth:`Index.search <nearkin.Index.search>` explains them."""
+    """The options of :meth:`Index.search <nearkin.Index.search>`."""
 
     where: Where | None
     like: Sequence[int]
@@ -50,7 +46,6 @@ class SearchOptions(TypedDict, total=False):
     min_confidence: float | None
     offset: int
     crop: Sequence[float] | None
-    rerank: int | None
     collapse: bool
 
 
@@ -67,9 +62,9 @@ class Hit:
     path: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
-    """How many hits show this photo, where copies are collapsed into one hit."""
+    """How many items show this photo, where copies are collapsed into one hit."""
     copy_ids: Sequence[int] = ()
-    """The items that are left out of the hits as copies of this one."""
+    """Those that are left out as copies of this one."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +75,6 @@ class Classified:
     confidence: float | None
     """The probability that the surest label is right; None where it could not be learned."""
     hits: tuple[Hit, ...]
-
-
-def check_rerank(rerank: int | None, distance: str) -> None:
-    """Refuse a re-ranking that cannot be done."""
-    if rerank is None:
-        return
-    if isinstance(rerank, bool) or not isinstance(rerank, int) or rerank < 1:
-        raise RecipeError(f"rerank must be a whole number of neighbours of at least 1, got {rerank!r}")
-    if distance != "cosine":
-        raise RecipeError("rerank is for encoders that compare by angle, and this one compares by distance")
-    require_torch("rerank")
 
 
 def are_several(query: Any) -> bool:
@@ -154,10 +138,8 @@ def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
         raise RecipeError(f"crop must be four numbers, x, y, width and height, got {list(crop)}")
     x, y, width, height = numbers
     if min(x, y) < 0 or min(width, height) <= 0 or max(x + width, y + height) > 1 + 1e-6:
-        raise RecipeError(
-            f"crop must lie within the image, as shares of it from 0 to 1: x {x:g} to {x + width:g}, "
-            f"y {y:g} to {y + height:g} does not"
-        )
+        ends = f"x {x:g} to {x + width:g}, y {y:g} to {y + height:g}"
+        raise RecipeError(f"crop must lie within the image, as shares of it from 0 to 1, got {ends}")
     return crop_shares(ImageInputs([image], shorter_side=None)[0], numbers)
 
 
@@ -216,13 +198,12 @@ class SearchContext:
         excluded: Sequence[set[int]],
         wanted: int,
         group_by: str | None = None,
-        rerank: int | None = None,
         collapse: bool = False,
     ) -> Iterator[list[Hit]]:
-        """For each query ``[Q, dim]`` at least ``wanted`` hits, or all there are.
+        """For each query ``[Q, dim]`` at least ``wanted`` hits but the ``excluded`` ones, or all there are.
 
-        A query's ``excluded`` items are not among its hits. With ``group_by`` hits have different values of that
-        field. With ``collapse`` they are different photos; where nearly all are copies there may be fewer.
+        With ``group_by`` they have different values of that field. With ``collapse`` they are different photos, and
+        where nearly all are copies there may be fewer.
         """
         available = self.vectors.rows if self.allowed is None else len(self.allowed)
         if not available:
@@ -230,41 +211,16 @@ class SearchContext:
             return
         shown = wanted + (COPIES if collapse else 0)
         depth = max(shown, 1 if self.confidence is None else VOTERS) + max(map(len, excluded), default=0)
-        ranked = self._ranked(queries, excluded, depth, rerank)
+        ranked = nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
         for query, without, (rows, scores) in zip(queries, excluded, ranked, strict=True):
             hits, deep = self._as_hits(rows, scores, without, group_by, collapse), depth
             deepest = available if group_by is not None else min(available, COPIES * wanted) if collapse else depth
             while deep < deepest and len(hits) < wanted:
                 deep *= 4
-                ((rows, scores),) = self._ranked(query[None], [without], deep, rerank)
+                found = nearest(self.engine, self.vectors, self.distance, query[None], deep, self.allowed)
+                ((rows, scores),) = found
                 hits = self._as_hits(rows, scores, without, group_by, collapse)
             yield hits
-
-    def _ranked(
-        self, queries: NDArray[np.float64], excluded: Sequence[set[int]], depth: int, rerank: int | None
-    ) -> Ranked:
-        """The ``depth`` nearest of each query; with ``rerank`` by k-reciprocal neighbours, keeping the query's scores.
-
-        Confidences were learned for scores of the query itself.
-        """
-        if rerank is None:
-            return nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
-        deep = max(RERANKED, depth) + max(map(len, excluded), default=0)
-        found = nearest(self.engine, self.vectors, self.distance, queries, deep, self.allowed)
-        ranked = []
-        for query, without, (rows, scores) in zip(queries, excluded, found, strict=True):
-            kept = np.isin(rows, list(without), invert=True)
-            rows, scores = rows[kept], scores[kept]
-            candidates = rows[:RERANKED]
-            if len(candidates) > 1:
-                from nearkin.evaluation.reranking import reranked_distances
-
-                ((_, distances),) = reranked_distances(query[None], self.vectors.take(candidates), k1=rerank)
-                first = distances[0].argsort(stable=True).numpy()
-                order = np.concatenate([first, np.arange(len(candidates), len(rows))])
-                rows, scores = rows[order], scores[order]
-            ranked.append((rows, scores))
-        return ranked
 
     def _as_hits(
         self,
@@ -275,9 +231,8 @@ class SearchContext:
         collapse: bool,
     ) -> list[Hit]:
         """Items by their rows, without excluded ones and those that have been removed meanwhile."""
-        items = self.items.get(rows.tolist())
+        items = self.items.get(set(rows.tolist()) - excluded)
         found = [(items[id], score) for id, score in zip(rows.tolist(), scores.tolist(), strict=True) if id in items]
-        found = [(item, score) for item, score in found if item.id not in excluded]
         confidences: list[float | None] = [None] * len(found)
         labelled = [(item.label, score) for item, score in found if item.label is not None][:VOTERS]
         if self.confidence is not None and labelled:
@@ -290,7 +245,12 @@ class SearchContext:
         ]
         if collapse:
             hits = self._without_copies(hits)
-        return hits if group_by is None else first_of_each(hits, group_by)
+        if group_by is None:
+            return hits
+        first: dict[Any, Hit] = {}
+        for hit in hits:
+            first.setdefault(hit.columns[group_by] if group_by in hit.columns else getattr(hit, group_by), hit)
+        return list(first.values())
 
     def _without_copies(self, hits: Sequence[Hit]) -> list[Hit]:
         """The nearest hit of each photo, with the number of its copies.
@@ -317,33 +277,22 @@ class SearchContext:
         images = [image for id in (one, other) if (image := self.items.thumbnail(id)) is not None]
         return len(images) == 2 and are_copies(*images)
 
-
-def first_of_each(hits: Sequence[Hit], group_by: str) -> list[Hit]:
-    """The nearest hit of each value of a field."""
-    first: dict[Any, Hit] = {}
-    for hit in hits:
-        value = getattr(hit, group_by) if group_by in ("id", "label", "path") else hit.columns[group_by]
-        first.setdefault(value, hit)
-    return list(first.values())
-
-
-def classified(
-    query: NDArray[np.float64],
-    hits: Sequence[Hit],
-    min_confidence: float,
-    confidence: Confidence | None,
-    profiles: Mapping[str, ClassProfile],
-    distance: Distance,
-) -> Classified:
-    """The label of a query by its hits, or "none of these" where its confidence is below ``min_confidence``."""
-    hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile
-    if not hits:
-        return Classified(None, None, ())
-    labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
-    typical_spread = 0.0 if confidence is None else confidence.typical_spread
-    winner = vote(query, labels, scores, profiles, distance, typical_spread)
-    shown = tuple(hits[:SHOWN])
-    if confidence is None:
-        return Classified(winner.label, None, shown)
-    sure = confidence.of_label(winner)
-    return Classified(winner.label if sure >= min_confidence else None, sure, shown)
+    def classified(
+        self, query: NDArray[np.float64], hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float
+    ) -> Classified:
+        """The label of a query by its hits; mean and spread of their classes are added to ``profiles`` if missing."""
+        for label in {str(hit.label) for hit in hits} - profiles.keys():
+            some = self.items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
+            ids = np.array(some, dtype=np.int64).reshape(-1)
+            if len(ids := ids[ids < self.vectors.rows]):  # another process may have removed or added some
+                profiles[label] = ClassProfile.of(self.vectors.take(ids), self.distance)
+        hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile
+        if not hits:
+            return Classified(None, None, ())
+        labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
+        typical_spread = 0.0 if self.confidence is None else self.confidence.typical_spread
+        winner = vote(query, labels, scores, profiles, self.distance, typical_spread)
+        if self.confidence is None:
+            return Classified(winner.label, None, tuple(hits[:SHOWN]))
+        sure = self.confidence.of_label(winner)
+        return Classified(winner.label if sure >= min_confidence else None, sure, tuple(hits[:SHOWN]))

@@ -1,7 +1,4 @@
-"""Rows of numbers on disk: appended, never changed but for removals, and read as memory-mapped files.
-
-There are many files and not one: the system may refuse a writable map of a file that is larger than its memory.
-"""
+"""Rows of numbers on disk: appended, never changed but for removals, and read as memory-mapped files."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 from nearkin.disk import make_folder, writing
 from nearkin.errors import DataError
 
-ROWS_PER_SEGMENT = 1 << 16
+ROWS_PER_SEGMENT = 1 << 16  # a system may refuse a writable map of a file that is larger than its memory
 
 
 class Segments:
@@ -53,8 +50,12 @@ class Segments:
                     file.write(values[row : row + stop - start].tobytes())
                     file.flush()
                     os.fsync(file.fileno())
-                if new:
-                    _sync_folder(self.folder)
+                if new and os.name != "nt":  # bring the file's name to the disk, too
+                    handle = os.open(self.folder, os.O_RDONLY)
+                    try:
+                        os.fsync(handle)
+                    finally:
+                        os.close(handle)
 
     def truncate(self, rows: int) -> None:
         """Delete what lies behind the first ``rows``."""
@@ -130,13 +131,3 @@ class Segments:
             stop = min(self.rows_per_segment, start + last - first)
             yield segment, start, stop
             first += stop - start
-
-
-def _sync_folder(folder: Path) -> None:
-    """Bring a new file's name to the disk."""
-    if os.name != "nt":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -1,8 +1,7 @@
 """An index that gets another encoder: all of its images are embedded again, and one commit makes the new vectors count.
 
 The new vectors go to a subfolder of the index. Which folder counts is a fact in the table of items, as the encoder is,
-so at any moment the index is either all old or all new. Ids, labels, columns and thumbnails stay in the table. An
-interrupted upgrade resumes where it stopped. An item's id is the row of its vector, so rows of removed items are zeros.
+so at any moment the index is either all old or all new. An item's id is the row of its vector.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from nearkin.runs.model import Model
 
 _UPGRADED = "upgrade-"
 _PROGRESS = "progress.json"
+_NO_FILE = "it was given as pixels, not as a file"
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,25 @@ def upgrade(
 ) -> Upgraded:
     """Embed every image of the index in ``folder`` with ``model``, which is its encoder from then on.
 
-    Images are read from their files again, which must have the content they had. Searches use the old vectors
-    meanwhile; a process that has the index open then has to open it again.
-
-    Args:
-        folder: an index.
-        model: the new encoder.
-        drop_missing: remove items whose file is gone or has changed; without it they are an error.
-        batch_size: images that are embedded together; an interrupted upgrade resumes after the last batch.
-        progress: called with the numbers of images done and in all.
+    Images are read from their files again. Items whose file is gone or has changed are removed with ``drop_missing``,
+    and without it an error. Searches use the old vectors meanwhile; a process that has the index open then has to open
+    it again. An interrupted upgrade resumes after the last batch. ``progress`` gets the numbers done and in all.
     """
-    with _sole_writer(folder) as index:
+    with contextlib.closing(Index.open(folder)) as index, sole_writer_of(index.path):
+        index._refresh()  # an error where another process has upgraded it meanwhile
         items, path = index._items, index.path
         if items.fact("encoder") == model.identity:
             raise RecipeError(f"{path} is of this encoder already: there is nothing to upgrade")
         old = vectors_folder(path, items)
         new = path / f"{_UPGRADED}{hash_of(model.identity.encode()).hex()[:16]}"
-        _remove_leftovers(path, keep=(old, new))
+        for left in (path, *path.glob(f"{_UPGRADED}*")):  # of abandoned and killed upgrades
+            if left not in (old, new):
+                _remove_vectors(path, left)
         ids, rows = items.ids(), int(items.fact("rows"))
-        if not drop_missing:
-            _refuse(path, _without_file(items, ids))
+        if not drop_missing:  # before any work; files that have changed show when they are read
+            files = items.contents(ids).items()
+            reasons = {id: f"{paths[0]}: no such file" if paths else _NO_FILE for id, (_, paths) in files}
+            _refuse(path, {id: reasons[id] for id, (_, paths) in files if not any(map(os.path.isfile, paths))})
         vectors = Segments(new / "vectors", model.dim, np.float32)
         check_room(path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
         missing = _embed(path, items, vectors, model, rows, drop_missing, batch_size, progress)
@@ -92,18 +91,11 @@ def upgrade(
         _remove_vectors(path, old)
     with contextlib.closing(Index.open(path, model)) as index:
         try:
-            index.rebuild_engine()
+            with index._writing():  # which brings the engine up to date
+                pass
         except DataError as error:
             raise type(error)(f"{path} is upgraded, but its engine could not be built: {error}") from error
     return Upgraded(len(ids) - len(missing), tuple(missing.items()))
-
-
-@contextlib.contextmanager
-def _sole_writer(folder: str | Path) -> Iterator[Index]:
-    """The index in ``folder``, held as its one writer."""
-    with contextlib.closing(Index.open(folder)) as index, sole_writer_of(index.path):
-        index._refresh()  # an error where another process has upgraded it meanwhile
-        yield index
 
 
 def _embed(
@@ -120,7 +112,7 @@ def _embed(
 
     def read(item: tuple[int, tuple[bytes, list[str]]]) -> tuple[int, NDArray[np.uint8] | str]:
         id, (digest, paths) = item
-        reason = "it was given as pixels, not as a file"
+        reason = _NO_FILE
         for path in map(Path, paths):
             try:
                 content = read_file(path)
@@ -159,16 +151,6 @@ def _embed(
     return {id: reason for id, reason in missing.items() if id in present}
 
 
-def _without_file(items: Items, ids: NDArray[np.int64]) -> dict[int, str]:
-    """Items none of whose files exists, before any work; changed files show when they are read."""
-    gone: dict[int, str] = {}
-    for start in range(0, len(ids), 10_000):
-        for id, (_, paths) in items.contents(ids[start : start + 10_000].tolist()).items():
-            if not any(map(os.path.isfile, paths)):
-                gone[id] = f"{paths[0]}: no such file" if paths else "it was given as pixels, not as a file"
-    return gone
-
-
 def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
     if missing:
         first = "; ".join(f"item {id}: {reason}" for id, reason in list(missing.items())[:3])
@@ -176,15 +158,6 @@ def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
             f"{len(missing):,} images of {folder} cannot be embedded again ({first}): put the files back, or remove "
             f"these items with --drop-missing (drop_missing=True)"
         )
-
-
-def _remove_leftovers(folder: Path, keep: Sequence[Path]) -> None:
-    """Delete the vectors of abandoned and killed upgrades."""
-    for left in folder.glob(f"{_UPGRADED}*"):
-        if left not in keep:
-            shutil.rmtree(left, ignore_errors=True)
-    if folder not in keep:
-        _remove_vectors(folder, folder)
 
 
 def _remove_vectors(folder: Path, old: Path) -> None:

@@ -48,9 +48,7 @@ class Angular(PairLoss):
         # exp((x_a + x_p)·x_n) is a product, so the sum over n is one matrix product for all (a, p). No shift is needed:
         # with α <= 60° the exponents below stay within ±12, ±12 and ±8.
         near = (4.0 * tan2 * pairs.similarity).exp()
-        near_reference = (
-            near if pairs.within_batch else (4.0 * tan2 * products(pairs.references, pairs.references)).exp()
-        )
-        total = products(torch.where(pairs.negative, near, 0.0), near_reference)
+        between = pairs.similarity if pairs.within_batch else products(pairs.references, pairs.references)
+        total = products(torch.where(pairs.negative, near, 0.0), (4.0 * tan2 * between).exp())
         pull = (-2.0 * (1.0 + tan2) * pairs.similarity).exp()
         return mean_where(torch.log1p(pull * total), pairs.positive)

@@ -22,9 +22,8 @@ class ArcFace(ProxyLoss):
 
     with :math:`s` the cosine similarity and :math:`\theta_i` the angle between sample i and the proxy of its class.
     Beyond :math:`\theta_i = \pi - m`, where the cosine would rise again, :math:`\cos\theta_i - m\sin m` takes its
-    place, as in the authors' code: the paper says nothing of it, and without it a sample opposite to its proxy would be
-    pushed further away. Where sample and proxy coincide or are opposite the angle has no derivative, and the margin
-    is left out of the gradient.
+    place, as in the authors' code. Where sample and proxy coincide or are opposite the angle has no derivative, and the
+    margin is left out of the gradient.
 
     Args:
         num_classes: number of training classes, C.

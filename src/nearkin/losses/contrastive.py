@@ -21,8 +21,7 @@ class Contrastive(PairLoss):
     with :math:`d` the Euclidean distance of the normalised vectors and :math:`q` the ``power``. Needs batches in which
     classes have at least two samples, or references. The C2 loss of the CCP paper is this one with its margins; C1 is
     :class:`~nearkin.losses.CosineContrastive`. The contrastive loss of the PROFS paper (equation 3.1) has ``power=2``,
-    ``reduction="pairs"`` and no ``pos_margin``: a linear hinge pulls a pair as hard however near it is, so that with
-    hard pairs the whole embedding shrinks, where the square lets go.
+    ``reduction="pairs"`` and no ``pos_margin``: with hard pairs a linear hinge shrinks the whole embedding.
 
     Args:
         pos_margin: m₊, the distance below which a positive pair is near enough.
@@ -30,8 +29,8 @@ class Contrastive(PairLoss):
         reduction: ``"nonzero"`` averages the non-zero terms of each kind and adds the two means; ``"pairs"`` divides
             the sum of all terms by the number of pairs.
         power: q, 1 or 2.
-        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the hard
-            mining that PROFS is compared with (its section 5.3).
+        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the
+            hard mining of PROFS (section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:

@@ -26,8 +26,8 @@ class CosineContrastive(PairLoss):
     Args:
         margin: m, the similarity above which a negative pair is pushed apart.
         reduction: ``"queries"`` sums as written; ``"nonzero"`` adds the mean over positive pairs and the mean over the
-            negative pairs beyond the margin. With many references, as CCP's proxies are, a sum lets a hundred negatives
-            outweigh a handful of positives, and an embedding that has not been trained yet collapses.
+            negative pairs beyond the margin. With many references, as in CCP, a sum lets negatives outweigh positives,
+            and an untrained embedding collapses.
         normalisation: ``"l2"``, or ``"ball"``: s is then the inner product of the ball-normalised vectors.
 
     Example:

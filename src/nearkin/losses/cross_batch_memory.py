@@ -18,12 +18,10 @@ class CrossBatchMemory(nn.Module):
     .. math::
         L(\text{batch}) + L(\text{batch vs memory})
 
-    The memory is a queue of the last ``size`` embeddings, kept as they were when their batch came by. It starts after
-    ``warmup_steps``, when embeddings drift slowly enough for old ones to be of use: until then nothing is stored and
-    the loss is the plain one. A batch is compared with the memory first and stored afterwards, so it never meets
-    itself. Only training mode counts steps and stores. The memory carries no gradient.
-
-    The memory and the number of steps are in ``state_dict``.
+    The memory is a queue of the last ``size`` embeddings, without gradient. It starts after ``warmup_steps``, when
+    embeddings drift slowly enough for old ones to be of use. A batch is compared with the memory first and stored
+    afterwards, so it never meets itself. Only training mode counts steps and stores. The memory and the number of steps
+    are in ``state_dict``.
 
     Args:
         pair_loss: the loss L.
@@ -57,7 +55,11 @@ class CrossBatchMemory(nn.Module):
 
         For a method that chooses the pairs within the batch itself: it calls this once per step instead of the module.
         """
-        memory = self._fitting_memory(embeddings)
+        memory, columns = self.memory, self.memory.embeddings.shape[1]
+        if memory.fill and embeddings.ndim == 2 and embeddings.shape[1] != columns:
+            raise ValueError(
+                f"embeddings must have {columns} columns, as those in the memory, got {embeddings.shape[1]}"
+            )
         loss = at_least_float32(embeddings).new_zeros(())
         if memory.fill:
             loss = self.pair_loss(embeddings, labels, memory.embeddings, memory.labels)
@@ -67,28 +69,8 @@ class CrossBatchMemory(nn.Module):
             self.steps += 1
         return loss
 
-    def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        """``|∂L/∂S|`` for every (sample, other sample) and then every (sample, memory entry), ``[N, N + fill]``."""
-        weights = self.pair_loss.similarity_weights(embeddings, labels)
-        memory = self._fitting_memory(embeddings)
-        if not memory.fill:
-            return weights
-        of_memory = self.pair_loss.similarity_weights(embeddings, labels, memory.embeddings, memory.labels)
-        return torch.cat([weights, of_memory], dim=1)
-
-    def _fitting_memory(self, embeddings: Tensor) -> EmbeddingQueue:
-        columns = self.memory.embeddings.shape[1]
-        if self.memory.fill and embeddings.ndim == 2 and embeddings.shape[1] != columns:
-            raise ValueError(
-                f"embeddings must have {columns} columns, as those in the memory, got {embeddings.shape[1]}"
-            )
-        return self.memory
-
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.steps)
 
     def set_extra_state(self, state: Tensor) -> None:
         self.steps = int(state)
-
-    def extra_repr(self) -> str:
-        return f"size={self.size}, warmup_steps={self.warmup_steps}"

@@ -13,8 +13,7 @@ from nearkin.numerics import at_least_float32
 class EmbeddingQueue(nn.Module):
     """The last ``size`` embeddings and their labels, without gradient.
 
-    Position and fill are counted on the host, where batch sizes are known: asking a device for them would make every
-    step wait. Everything is in ``state_dict``.
+    Position and fill are counted on the host, so that no step waits for a device. Everything is in ``state_dict``.
 
     >>> queue = EmbeddingQueue(3)
     >>> queue.put(torch.tensor([[1.0], [2.0]]), torch.tensor([7, 7]))

@@ -47,14 +47,13 @@ class InformativeSampleWeights(nn.Module):
     They carry no gradient.
 
     Give it to a loss as ``weighting=``: its formula asks for :meth:`weights`, and after a training step it calls
-    :meth:`update`. Everything that :meth:`update` changes is in ``state_dict``, the two switches included. A step costs
-    a fixed number of tensor operations, O(memory_size · dim), and never makes the host wait.
+    :meth:`update`. Its state is in ``state_dict``. A step costs O(memory_size · dim) and never makes the host wait.
 
     Args:
         num_classes: number of training classes, C.
         dim: dimension of the embeddings.
-        memory_size: T, the most embeddings kept. The paper does not give it; pass the number of training images (what
-            has been in memory for more than an epoch is out of date). Default: 50 per class, at most 55,000.
+        memory_size: T, the most embeddings kept, which the paper does not give: the number of training images is a
+            good choice. Default: 50 per class, at most 55,000.
         volume: V, the number of samples that fill a class.
         hardness: h, scales the mean similarity of a class in memory down to where samples begin to be easy.
         sensitivity: k, how much further the search for informative samples goes in a hard class.
@@ -63,13 +62,11 @@ class InformativeSampleWeights(nn.Module):
         positive_penalty: what replaces σ in the weights of positives (table 3): ``"sigma"`` itself, ``"nu"``,
             ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
         negative_penalty: what easy negatives count: ``"effective"`` for 1/max(1, E), as published, or ``"none"`` for 1.
-            A weight multiplies the exponent. Of an easy negative, which is far below zero, it so makes nearly zero: a
-            term near 1 in the sum, where Proxy-Anchor has next to nothing, and the more there are of them the less
-            the hard ones are pushed away.
+            A weight multiplies the exponent: an easy negative's, far below zero, becomes nearly zero, and the more
+            there are of them the less the hard ones are pushed away.
         memory_from: epoch, counted from 0, with which the memory goes on. Default: 1, as released 2.
         filter_from: epoch, counted from 0, with which the filter goes on. Default: 2, as released 3.
-        filter_after: samples of a class that have to be seen before the filter acts on it, not in the paper. Two epochs
-            show 120 images of a class of CUB, but a handful of a small class, which is not learned by then.
+        filter_after: samples of a class that have to be seen before the filter acts on it, not in the paper.
         as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
             yet, negative weights that act from the first step, whether the filter is on or not, and memory and filter
             an epoch later.
@@ -189,8 +186,7 @@ class InformativeSampleWeights(nn.Module):
             similarities: to the classes, ``[N, C]``, as :meth:`weights` got them.
             positive_similarities: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes
                 that labels ``[T]`` name, with the present proxies; without labels row c is of class c.
-            linear: ``positive_similarities`` is linear in the embeddings, as it is with one proxy per class. The mean
-                over a class's memory is then taken before the similarity, which is much cheaper.
+            linear: it is linear in the embeddings: the mean over a class's memory is then taken before the similarity.
         """
         judged = self.judgement(similarities, labels)
         torch.sum(torch.stack(judged), 1, out=self.last_batch)
@@ -224,9 +220,6 @@ class InformativeSampleWeights(nn.Module):
 
     def set_extra_state(self, state: Tensor) -> None:
         self.memory_on, self.filter_on = state.tolist()
-
-    def extra_repr(self) -> str:
-        return f"memory_size={self.memory_size}, memory_on={self.memory_on}, filter_on={self.filter_on}"
 
     def _thresholds(self, dtype: torch.dtype) -> Thresholds:
         n, learned = self.counts.to(self.average.dtype), self.hardness * self.average

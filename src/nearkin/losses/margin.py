@@ -20,9 +20,9 @@ class Margin(PairLoss):
         [d - \beta + \delta]_+ \text{ for positive pairs}, \qquad [\beta + \delta - d]_+ \text{ for negative pairs}
 
     with :math:`d` the Euclidean distance of the normalised vectors. :class:`~nearkin.losses.Contrastive` with the
-    margins β − δ and β + δ, except that β is a Parameter and that the two kinds of pairs weigh the same: Wu et al. draw
-    one negative for each positive pair, here each positive pair of an anchor meets each of its negative pairs, which
-    is the mean over all such draws. Needs batches in which classes have at least two samples, or references.
+    margins β − δ and β + δ, except that β is a Parameter and that the two kinds of pairs weigh the same: each positive
+    pair of an anchor meets each of its negative pairs, the mean of what Wu et al. draw. Needs batches in which classes
+    have at least two samples, or references.
 
     Args:
         margin: δ, half the width of the band around the boundary.
@@ -30,8 +30,8 @@ class Margin(PairLoss):
         reduction: ``"nonzero"`` counts a positive pair once for each negative of its anchor, a negative pair once for
             each positive, and averages the non-zero terms; ``"pairs"`` divides the plain sum by the number of pairs,
             equation (3.3) of the PROFS paper.
-        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the hard
-            mining that PROFS is compared with (its section 5.3).
+        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the
+            hard mining of PROFS (section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:

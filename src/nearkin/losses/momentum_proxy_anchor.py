@@ -20,9 +20,8 @@ class MomentumProxyAnchor(ProxyAnchor):
     is put into the queue after its loss, so no image meets itself.
 
     What is queued comes from a second network that follows the trained one, :math:`w \leftarrow m w + (1-m)\theta`
-    (``update_ema``). A loss sees embeddings only. So that network belongs to the loop, which passes its embeddings
-    of the same batch as ``keys``; ``wants_momentum_encoder`` and ``momentum`` tell it so. Without ``keys`` the
-    batch's own embeddings are queued, as with ``momentum=0``.
+    (``update_ema``). That network belongs to the loop, which passes its embeddings of the same batch as ``keys``.
+    Without ``keys`` the batch's own embeddings are queued, as with ``momentum=0``.
 
     Args:
         num_classes: number of training classes, C.
@@ -66,35 +65,19 @@ class MomentumProxyAnchor(ProxyAnchor):
         if keys is not None:
             check_embeddings(keys, dim=self.bank.dim, name="keys")
             if keys.shape != embeddings.shape:
-                raise ValueError(
-                    f"keys must be the momentum network's embeddings of the same batch, "
-                    f"{list(embeddings.shape)}, got {list(keys.shape)}"
-                )
-        loss = super().forward(*self._with_queue(embeddings, labels))
+                raise ValueError(f"keys must be of the same batch, {list(embeddings.shape)}, got {list(keys.shape)}")
+        both = at_least_float32(embeddings), labels
+        if self.queue.fill:
+            both = torch.cat([both[0], self.queue.embeddings]), torch.cat([labels, self.queue.labels])
+        loss = super().forward(*both)
         if self.training:
             self.queue.put(l2_normalise(at_least_float32((embeddings if keys is None else keys).detach())), labels)
         return loss
 
-    def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        """``|∂L/∂S|`` for every (sample of the batch, class), ``[N, num_classes]``, with the queue in the loss."""
-        labels = self._checked(embeddings, labels)
-        return super().similarity_weights(*self._with_queue(embeddings, labels))[: len(labels)]
-
-    def _with_queue(self, embeddings: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        embeddings = at_least_float32(embeddings)
-        if not self.queue.fill:
-            return embeddings, labels
-        return torch.cat([embeddings, self.queue.embeddings]), torch.cat([labels, self.queue.labels])
-
-    def extra_repr(self) -> str:
-        return f"momentum={self.momentum}, queue_size={self.queue_size}"
-
 
 @torch.no_grad()
 def update_ema(average: nn.Module, trained: nn.Module, *, momentum: float = 0.999) -> None:
-    """Move a momentum network a little towards the trained one: ``w ← m·w + (1 − m)·θ`` (equation 14).
-
-    Buffers, such as batch-norm statistics, are copied.
+    """Move a momentum network towards the trained one: ``w ← m·w + (1 − m)·θ`` (equation 14); buffers are copied.
 
     >>> average, trained = nn.Linear(1, 1), nn.Linear(1, 1)
     >>> _ = nn.init.zeros_(average.weight), nn.init.ones_(trained.weight)

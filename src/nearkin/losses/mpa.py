@@ -22,9 +22,8 @@ class MultiProxyAnchor(ProxyLoss):
 
     (equation 7) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
     :class:`ProxyAnchor`, but a class may have several centres; with K = 1 and τ = 0 the two are equal.
-    The paper divides the second sum by :math:`|C^-|`, the classes that have a negative in the batch: those are all
-    classes unless the whole batch is of one class, and then Proxy-Anchor's divisor is kept.
-    :class:`DataWiseMultiProxyAnchor` and :class:`AllPairsMultiProxyAnchor` sum over classes instead of samples.
+    The paper's divisor of the second sum, the classes that have a negative in the batch, are all classes unless the
+    batch is of one class. :class:`DataWiseMultiProxyAnchor` and :class:`AllPairsMultiProxyAnchor` sum over classes.
 
     Args:
         num_classes: number of training classes, C.
@@ -36,8 +35,7 @@ class MultiProxyAnchor(ProxyLoss):
         tau: τ, weight of the regulariser.
         class_similarity: how the similarities to a class's proxies make S: weighted by their softmax (``"softmax"``),
             the largest (``"max"``) or their mean (``"mean"``).
-        start_scale: the proxies' length at the start, times the usual, which falls with √K. A scale of √K gives each
-            the length that Proxy-Anchor's have, so that the first steps turn them no further than those.
+        start_scale: the proxies' length at the start, times the usual, which falls with √K; √K gives Proxy-Anchor's.
         weighting: weigh pairs by how informative they are.
 
     Example:

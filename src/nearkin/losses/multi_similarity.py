@@ -20,8 +20,7 @@ class MultiSimilarity(PairLoss):
 
     with :math:`s` the cosine similarity. Mining keeps the positives less similar than the most similar negative plus ε
     and the negatives more similar than the least similar positive minus ε; a sample without one of the two kinds then
-    adds nothing. :class:`~nearkin.losses.ProxyAnchor` is its relative with proxies in the place of the samples. Needs
-    batches in which classes have at least two samples, or references.
+    adds nothing. Needs batches in which classes have at least two samples, or references.
 
     Args:
         alpha: α, scale of the positive pairs.

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where, products
-from nearkin.numerics import Labels, as_labels, log_sum_exp_where
+from nearkin.numerics import log_sum_exp_where
 
 __all__ = ["NPair"]
 
@@ -20,12 +20,10 @@ class NPair(PairLoss):
 
     with :math:`s` the inner product of the normalised vectors. Without references the first sample of a class is its
     anchor, the second its positive, and the positives of the other classes are the anchor's negatives; further
-    samples, and classes with only one, are left out, so batches should hold two samples per class. (Which sample comes
-    first matters: the value depends on the order of the batch within a class.) With references every sample is an
-    anchor, every reference of its class a positive, and the references of other classes its negatives.
+    samples, and classes with only one, are left out, so batches should hold two samples per class. With references
+    every sample is an anchor, every reference of its class a positive, and those of other classes its negatives.
 
-    Sohn leaves the vectors unnormalised and adds a penalty on their length; here they are normalised, as in
-    pytorch-metric-learning.
+    Sohn adds a penalty on the length of the vectors; here they are normalised, as in pytorch-metric-learning.
 
     Args:
         normalisation: ``"l2"`` or ``"ball"``.
@@ -42,20 +40,6 @@ class NPair(PairLoss):
         negatives = log_sum_exp_where(pairs.similarity, pairs.negative, dim=1)
         return mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)
 
-    def similarity_weights(
-        self,
-        embeddings: Tensor,
-        labels: Labels,
-        references: Tensor | None = None,
-        reference_labels: Labels | None = None,
-    ) -> Tensor:
-        weights = super().similarity_weights(embeddings, labels, references, reference_labels)
-        if references is not None:
-            return weights
-        anchors, positives, _ = _first_two(as_labels(labels, embeddings))
-        square = weights.new_zeros(len(labels), len(labels))
-        return square.index_put((anchors[:, None], positives), weights, accumulate=True)
-
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
         anchors, positives, exists = _first_two(labels)
         chosen = embeddings.index_select(0, torch.cat([anchors, positives]))
@@ -66,10 +50,9 @@ class NPair(PairLoss):
 
 
 def _first_two(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices of the first and of the second sample of each class that has two, and which entries are real.
+    """Indices ``[N // 2]`` of the first and of the second sample of each class that has two, and which are real.
 
-    There are at most N/2 of them; so many are returned, because a number that depends on the labels would have to be
-    read back from the device.
+    A number that depends on the labels would have to be read back from the device.
     """
     if len(labels) < 2:
         return torch.zeros_like(labels), torch.zeros_like(labels), torch.zeros_like(labels, dtype=torch.bool)

@@ -46,8 +46,7 @@ class Pairs:
     def distance(self, *, squared: bool = False) -> Tensor:
         """``‖q − r‖`` or its square, ``[N, M]``; exactly 0, with gradient 0, for vectors that differ by rounding only.
 
-        Without that floor a sample would lie a random 1e-4 away from its own copy among the references, and a loss that
-        averages non-zero terms would count it or not by chance; see ``nearkin.numerics.rounding_floor``.
+        Otherwise a loss that averages non-zero terms would count a sample and its own copy or not by chance.
         """
         of_queries = self.queries.square().sum(dim=1)
         of_references = of_queries if self.within_batch else self.references.square().sum(dim=1)
@@ -120,22 +119,6 @@ class PairLoss(nn.Module):
             same = labels[:, None] == reference_labels
             return Pairs(queries, others, products(queries, others), same, ~same, within_batch=False)
 
-    def similarity_weights(
-        self,
-        embeddings: Tensor,
-        labels: Labels,
-        references: Tensor | None = None,
-        reference_labels: Labels | None = None,
-    ) -> Tensor:
-        """``|∂L/∂S|`` for every (sample, reference), ``[N, M]``: how hard each pair is pulled or pushed."""
-        with torch.no_grad():
-            pairs = self.pairs(embeddings, labels, references, reference_labels)
-        with torch.enable_grad(), full_precision(embeddings.device.type):
-            similarity = pairs.similarity.detach().requires_grad_()
-            loss = self.from_pairs(replace(pairs, similarity=similarity))
-            (gradient,) = torch.autograd.grad(loss, similarity)
-        return gradient.abs()
-
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
         queries = self._normalised(embeddings)
         same = labels[:, None] == labels
@@ -147,10 +130,7 @@ class PairLoss(nn.Module):
 
 
 def hardest_negatives(pairs: Pairs) -> Pairs:
-    """Of each query's negative pairs only those at the smallest distance, as many as it has positive ones.
-
-    Hard mining as section 5.3 of the PROFS paper has it; the device is never asked how many there are.
-    """
+    """Of each query's negative pairs only the nearest, as many as it has positive ones (PROFS, section 5.3)."""
     with torch.no_grad():
         distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
         rank = distance.argsort(dim=1, stable=True).argsort(dim=1)

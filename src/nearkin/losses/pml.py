@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from nearkin.errors import RecipeError, did_you_mean, require
@@ -38,6 +37,8 @@ class PmlLoss(nn.Module):
     """``loss(embeddings [N, dim], labels [N]) -> scalar`` by a loss of pytorch-metric-learning and perhaps a miner."""
 
     loss_class: type[nn.Module]
+    learns_classes: bool
+    """Whether it has weights for each class."""
 
     def __init__(
         self, num_classes: int, dim: int, *, miner: str | Mapping[str, Any] | None = None, **options: Any
@@ -98,6 +99,7 @@ def pml_loss(name: str) -> type[PmlLoss]:
     ]
     members = {
         "loss_class": loss_class,
+        "learns_classes": "num_classes" in _parameters(loss_class) and bare != "MarginLoss",
         "__signature__": inspect.Signature([*sizes, *options, keyword("miner", default=None)]),
         "__doc__": f"{bare} of pytorch-metric-learning.",
     }
@@ -124,7 +126,7 @@ def _parameters(loss: type[nn.Module]) -> dict[str, inspect.Parameter]:
     for ancestor in loss.__mro__:
         if "__init__" not in vars(ancestor) or ancestor is nn.Module:
             continue
-        for key, parameter in list(inspect.signature(ancestor.__init__).parameters.items())[1:]:
+        for key, parameter in list(inspect.signature(vars(ancestor)["__init__"]).parameters.items())[1:]:
             if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
                 found.setdefault(key, parameter)
     return found

@@ -25,8 +25,8 @@ class ProxyISA(ProxyAnchor):
     which :class:`~nearkin.losses.InformativeSampleWeights` explains; :math:`\bar\omega_c` are their means
     over the class's positives and negatives in the batch. While the filter is off it is Proxy-Anchor exactly.
 
-    The memory goes on with the second epoch and the filter with the third (section 4.1): ``begin_epoch`` does
-    that, and the training loop calls it. In a loop of your own call it with the epoch, counted from 0.
+    The memory goes on with the second epoch and the filter with the third (section 4.1). In a loop of your own call
+    ``begin_epoch`` with the epoch, counted from 0.
 
     Args:
         num_classes: number of training classes, C.

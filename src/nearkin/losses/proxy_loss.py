@@ -138,14 +138,6 @@ class ProxyLoss(nn.Module):
         is_local = (labels >= local.start) & (labels < local.stop)
         return ranks.sum_of_parts(torch.where(is_local, positive, 0.0))
 
-    def similarity_weights(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        """``|∂L/∂S|`` for every (sample, class), ``[N, num_classes]``: how hard each pair is pulled or pushed."""
-        labels = self._checked(embeddings, labels)
-        similarities = self.class_similarities(embeddings).detach().requires_grad_()
-        with torch.enable_grad():
-            value = self.from_similarities(similarities, labels)
-        return torch.autograd.grad(value, similarities)[0].abs()
-
     def begin_epoch(self, epoch: int) -> None:
         """Called by the training loop before each epoch, counted from 0."""
         if self.weighting is not None:

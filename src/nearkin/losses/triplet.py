@@ -22,8 +22,8 @@ class Triplet(PairLoss):
     with :math:`d` the Euclidean distance of the normalised vectors. Needs batches in which classes have at least two
     samples, or references; with references the positive and the negative of a triplet are both references.
 
-    The hinge is linear where it is not zero, so the sum needs only how many active triplets each pair is in. Two
-    sorts per anchor count them: N·M·log M time and a few ``[N, M]`` arrays, where the triplets are N·M².
+    The hinge is linear, so the sum needs only how many active triplets each pair is in. Two sorts per anchor count
+    them: N·M·log M time and a few ``[N, M]`` arrays, where the triplets are N·M².
 
     Args:
         margin: m. CCP's values: 0.0961 (CUB), 0.1190 (Cars), 0.0451 (SOP, In-shop).
@@ -32,8 +32,8 @@ class Triplet(PairLoss):
             than the margin; ``"hard"``: those whose negative is at most as far as the positive.
         reduction: ``"nonzero"`` averages the triplets whose term is not zero; ``"triplets"`` all of them, equation
             (3.2) of the PROFS paper, where those that ``mining`` leaves out count as zero.
-        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs, and make
-            triplets of those: the hard mining that PROFS is compared with (its section 5.3).
+        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the
+            hard mining of PROFS (section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:

@@ -52,16 +52,16 @@ class VariationalProxyAnchor(ProxyLoss):
     the same prior; it is the noise that sets them apart.
 
     ``newton_steps=0`` is the paper's setting for SOP and In-shop: μ and σ (through softplus) are ordinary parameters
-    and move by one optimiser step per batch. The KL is then taken at the previous iterate, which is where its gradient
-    is zero: it drops out, ``tau`` and ``sigma_min`` have no effect, and what remains of the method is the noise.
+    and move by one optimiser step per batch. The KL drops out, as its gradient is zero at the previous iterate:
+    ``tau`` and ``sigma_min`` have no effect, and what remains of the method is the noise.
 
     Args:
         num_classes: number of training classes, C.
         dim: dimension of the embeddings.
         tau: τ, weight of the KL: how strongly the proxies hold on to past batches. 0.01 on CUB, 0.001 on SOP and
             In-shop (section D.1). From the prior a Newton step is of the order of α/(C·dim·τ) of a proxy's length,
-            0.06 with the paper's 100 classes and 512 dimensions. With few classes or dimensions τ must be larger: the
-            steps overshoot otherwise, and σ collapses around wrong proxies. K proxies share a class's step.
+            0.06 with the paper's 100 classes and 512 dimensions. With few classes or dimensions τ must be larger, or
+            the steps overshoot and σ collapses around wrong proxies. K proxies share a class's step.
         newton_steps: M, Newton steps per batch (algorithm 1).
         sigma_min: floor of σ.
         alpha: scale α.
@@ -72,12 +72,9 @@ class VariationalProxyAnchor(ProxyLoss):
             the largest (``"max"``) or their mean (``"mean"``).
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         positive_norm: divide the positives' part, in the loss and in the Newton steps, by all classes (``"all"``,
-            equation 4) or by those present in the batch, as Proxy-Anchor does (``"present"``). With small batches
-            the paper's division leaves the positives little weight: B of C classes pull with B/C of it.
-        generator: seeds the loss's own stream of noise; torch's global generator by default. The stream's state is
-            in ``state_dict``.
+            equation 4) or by those present in the batch, as Proxy-Anchor does (``"present"``).
 
-    ``bank.vectors [C, K, dim]`` is μ. ``similarity_weights`` explains the loss on the mean proxies.
+    ``bank.vectors [C, K, dim]`` is μ.
 
     Example:
         >>> loss = VariationalProxyAnchor(num_classes=10, dim=8)
@@ -103,21 +100,14 @@ class VariationalProxyAnchor(ProxyLoss):
         class_similarity: ClassSimilarity = "softmax",
         gamma: float = 0.1,
         positive_norm: PositiveNorm = "all",
-        generator: torch.Generator | None = None,
     ) -> None:
         super().__init__(
-            num_classes,
-            dim,
-            proxies_per_class=proxies_per_class,
-            class_similarity=class_similarity,
-            gamma=gamma,
+            num_classes, dim, proxies_per_class=proxies_per_class, class_similarity=class_similarity, gamma=gamma
         )
         check_positive(alpha=alpha, tau=tau, sigma_min=sigma_min)
         check_at_least(0, newton_steps=newton_steps)
         check_choice("all", "present", positive_norm=positive_norm)
-        self.bank = VariationalBank(
-            num_classes, proxies_per_class, dim, trainable=newton_steps == 0, generator=generator
-        )
+        self.bank = VariationalBank(num_classes, proxies_per_class, dim, trainable=newton_steps == 0)
         self.alpha = alpha
         self.margin = margin
         self.tau = tau
@@ -137,10 +127,7 @@ class VariationalProxyAnchor(ProxyLoss):
         return self.bank.sigma.squeeze(1)
 
     def uncertainty(self, draws: int = 1000) -> Tensor:
-        """σ̄ of every class ``[num_classes]`` (equation 30): large where a class is diverse or seldom seen.
-
-        With K > 1 it is that of every proxy, ``[num_classes, K]``: a proxy that no sample is near stays at the prior's.
-        """
+        """σ̄ of every class (equation 30): large where it is diverse or seldom seen; with K > 1 ``[num_classes, K]``."""
         return self.bank.uncertainty(draws).squeeze(1)
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
@@ -317,9 +304,8 @@ class VariationalBank(ProxyBank):
     trainable bank has μ and σ (through softplus) as ordinary parameters; otherwise μ takes no gradient, σ is a buffer,
     and both change only through :meth:`assign`.
 
-    Noise comes from a generator of the bank's own, made on the bank's device and seeded from ``generator`` (torch's
-    global one by default). Its state is part of ``state_dict``: a resumed run draws the same noise. A state
-    written on another kind of device cannot be continued; it then seeds a new stream.
+    Noise comes from a generator of the bank's own, on its device. Its state is part of ``state_dict``: a resumed run
+    draws the same noise. A state written on another kind of device seeds a new stream.
 
     >>> bank = VariationalBank(10, 1, 4)
     >>> bank.draw().shape, float(bank.sigma.mean()), float(bank.vectors.abs().sum())
@@ -328,15 +314,7 @@ class VariationalBank(ProxyBank):
 
     deviation: Tensor
 
-    def __init__(
-        self,
-        classes: int,
-        per_class: int,
-        dim: int,
-        *,
-        trainable: bool = False,
-        generator: torch.Generator | None = None,
-    ) -> None:
+    def __init__(self, classes: int, per_class: int, dim: int, *, trainable: bool = False) -> None:
         super().__init__(classes, per_class, dim)
         self.trainable = trainable
         self.vectors = nn.Parameter(torch.zeros_like(self.vectors), requires_grad=trainable)
@@ -344,7 +322,7 @@ class VariationalBank(ProxyBank):
             self.deviation_before_softplus = nn.Parameter(torch.full_like(self.vectors, _SOFTPLUS_INVERSE_OF_1))
         else:
             self.register_buffer("deviation", torch.ones_like(self.vectors, requires_grad=False))
-        self._generator = torch.Generator().manual_seed(_new_seed(generator))
+        self._generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
 
     @property
     def sigma(self) -> Tensor:
@@ -367,10 +345,7 @@ class VariationalBank(ProxyBank):
             self.deviation.fill_(1.0)
 
     def noise(self) -> Tensor:
-        """Standard normal numbers of the shape of ``vectors``, the next ones of the stream.
-
-        Those of classes in other processes are drawn too, so that the stream is the same on all of them.
-        """
+        """Standard normal numbers of the shape of ``vectors``; those of classes in other processes are drawn too."""
         like, shape = self.vectors, (self.classes, *self.vectors.shape[1:])
         noise = torch.randn(shape, generator=self._generator_here(), dtype=like.dtype, device=like.device)
         return noise[self.local.start : self.local.stop]
@@ -383,7 +358,7 @@ class VariationalBank(ProxyBank):
     def uncertainty(self, draws: int = 1000) -> Tensor:
         """Per proxy ``[classes, per_class]``: the standard deviations of the normalised draws, summed over dimensions.
 
-        The draws come from a stream apart, always the same, so that looking at a bank changes nothing in training.
+        The draws are always the same, and not those of training.
         """
         if draws < 2:
             raise ValueError(f"draws must be at least 2 for a standard deviation, got {draws}")
@@ -415,13 +390,9 @@ class VariationalBank(ProxyBank):
         """The generator, carried over to wherever the bank has been moved since."""
         device, old = self.vectors.device, self._generator
         if old.device.type != device.type:
-            self._generator = torch.Generator(device).manual_seed(_new_seed(old))
+            seed = int(torch.randint(2**62, (), generator=old, device=old.device))
+            self._generator = torch.Generator(device).manual_seed(seed)
         elif old.device != device:
             self._generator = torch.Generator(device)
             self._generator.set_state(old.get_state())
         return self._generator
-
-
-def _new_seed(generator: torch.Generator | None) -> int:
-    device = "cpu" if generator is None else generator.device
-    return int(torch.randint(2**62, (), generator=generator, device=device))

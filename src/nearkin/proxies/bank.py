@@ -39,9 +39,8 @@ class ProxyBank(nn.Module):
         """The classes whose proxies are in this process."""
         if not self.local:
             raise RecipeError(
-                f"{world()} processes hold the proxies of at least one training class each, and there are {classes} "
-                f"training classes: start torchrun with --nproc-per-node={classes} at most, or give data.source with "
-                f"more classes"
+                f"{world()} processes cannot share the proxies of {classes} training classes: start torchrun with "
+                f"--nproc-per-node={classes} at most, or give data.source with more classes"
             )
         shape = (classes, per_class, dim)
         drawn = torch.randn(shape) if world() == 1 else _rows_of_normal(self.local, *shape)
@@ -82,12 +81,7 @@ class ProxyBank(nn.Module):
 
 
 def banks_in(*modules: nn.Module | None) -> list[ProxyBank]:
-    """The proxy banks of modules, each once.
-
-    >>> bank = ProxyBank(3, 1, 2)
-    >>> banks_in(nn.Sequential(bank, nn.Linear(2, 2)), None, bank) == [bank]
-    True
-    """
+    """The proxy banks of modules, each once."""
     found = [part for module in modules if module is not None for part in module.modules()]
     return [part for part in dict.fromkeys(found) if isinstance(part, ProxyBank)]
 

@@ -92,8 +92,3 @@ def _check(pool: Tensor, existing: Tensor | None, k: int, valid: Tensor | None) 
         raise ValueError(f"existing must have shape [{pool.shape[0]}, m, {pool.shape[2]}], got {list(existing.shape)}")
     if valid is not None and (valid.shape != pool.shape[:2] or valid.dtype != torch.bool):
         raise ValueError(f"valid must be bool {list(pool.shape[:2])}, got {valid.dtype} {list(valid.shape)}")
-    if valid is not None and valid.device.type == "cpu" and not bool(valid.any(1).all()):
-        raise ValueError(
-            f"valid must hold for at least one member of every class; none does in class "
-            f"{int((~valid.any(1)).nonzero()[0])}"
-        )

@@ -33,48 +33,6 @@ PARTS = ("objective", "method", "pair_loss", "weighting")
 PAPERS = "papers"
 """The folder of the papers' recipes, whose names do without it: ``ccp/c2`` is ``papers/ccp/c2.yaml``."""
 
-AT_LEAST = {
-    "training.epochs": 0,
-    "training.batch_size": 1,
-    "training.images_per_class": 1,
-    "training.lr_decay_every": 1,
-    "training.evaluate_every": 1,
-    "training.warmup_epochs": 0,
-    "training.seed": 0,
-    "training.learning_rate": 0,
-    "training.min_learning_rate": 0,
-    "training.weight_decay": 0,
-    "training.momentum": 0,
-    "training.head_lr_multiplier": 0,
-    "training.proxy_lr_multiplier": 0,
-    "training.max_grad_norm": 0,
-    "training.max_grad_value": 0,
-    "training.checkpoint_minutes": 0,
-    "training.l2_sp": 0,
-    "protocol.folds": 2,
-    "protocol.fold": 0,
-    "protocol.split_seed": 0,
-    "data.shorter_side": 8,
-    "data.unreadable_tolerance": 0,
-    "protocol.recall_at": 1,
-    "protocol.precision_at": 1,
-    "protocol.map_at": 1,
-    "protocol.ndcg_at": 1,
-    "training.max_steps": 1,
-    "training.micro_batch": 1,
-    "training.evaluate_every_steps": 1,
-    "training.evaluation_batch_size": 1,
-    "training.stop_at_epoch": 0,
-    "training.early_stop_patience": 1,
-    "encoder.dim": 1,
-    "data.image_size": 8,
-    "protocol.eval_size": 8,
-    "protocol.eval_scale": 0.25,
-    "protocol.validation_seed": 0,
-    "data.workers": 0,
-}
-"""The least value of a key, of each where it is a list; where it may be left out, of what is given."""
-
 
 def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
     """A recipe from nested mappings, a file, or the name of one that comes with nearkin; overrides are ``key=value``.
@@ -96,20 +54,29 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     for name in merged:
         if name not in sections:
             raise RecipeError(f"unknown section {name!r}: {did_you_mean(name, sections)}")
-    recipe = Recipe(
+    training = _section(TrainingSection, merged.get("training"), "training")
+    protocol = _section(ProtocolSection, merged.get("protocol"), "protocol")
+    if protocol.fold >= protocol.folds:
+        raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
+    if training.sampler == "balanced" and training.batch_size % training.images_per_class:
+        raise RecipeError(
+            f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "
+            f"training.images_per_class ({training.images_per_class})"
+        )
+    return Recipe(
         data=_section(DataSection, merged.get("data"), "data"),
         encoder=_section(EncoderSection, merged.get("encoder"), "encoder"),
         objective=read_part(merged.get("objective", "proxy_anchor"), "objective"),
         method=read_part(merged.get("method", "plain"), "method"),
-        training=_section(TrainingSection, merged.get("training"), "training"),
-        protocol=_section(ProtocolSection, merged.get("protocol"), "protocol"),
+        training=training,
+        protocol=protocol,
     )
-    check_values(recipe)
-    return recipe
 
 
 def read_part(content: Any, where: str) -> PartSection:
     """A name with its options, as they are written."""
+    if isinstance(content, PartSection):
+        return content
     if isinstance(content, str):
         return PartSection(content)
     if not isinstance(content, Mapping) or "name" not in content:
@@ -258,33 +225,3 @@ def recipes_folder() -> Path:
     """Where the recipes lie: inside the installed package, or at the top of the source tree."""
     packaged = Path(str(importlib.resources.files("nearkin"))) / "recipes"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "recipes"
-
-
-def check_values(recipe: Recipe) -> None:
-    """Refuse a value that is out of its range, by its key."""
-    training, protocol = recipe.training, recipe.protocol
-    for key, low in AT_LEAST.items():
-        section, name = key.split(".")
-        given = getattr(getattr(recipe, section), name)
-        value = min(given, default=None) if isinstance(given, tuple) else given
-        if value is not None and value < low:
-            raise RecipeError(f"{key} must be at least {low}, got {value}")
-    for name in ("test_share", "validation_share", "holdout_share", "label_noise"):
-        share = getattr(protocol, name)
-        if share is not None and not 0 <= share < 1:
-            raise RecipeError(f"protocol.{name} must be a share between 0 and 1, got {share}")
-    if training.ema_decay is not None and not 0 <= training.ema_decay < 1:
-        raise RecipeError(f"training.ema_decay must be at least 0 and below 1, got {training.ema_decay}")
-    if not 0 <= recipe.data.random_erasing <= 1:
-        raise RecipeError(f"data.random_erasing must be a probability from 0 to 1, got {recipe.data.random_erasing}")
-    if not 0 < protocol.train_share <= 1:
-        raise RecipeError(f"protocol.train_share must be a share above 0 and at most 1, got {protocol.train_share}")
-    if not 0 <= training.beta2 < 1:
-        raise RecipeError(f"training.beta2 must be at least 0 and below 1, got {training.beta2}")
-    if protocol.fold >= protocol.folds:
-        raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
-    if training.sampler == "balanced" and training.batch_size % training.images_per_class:
-        raise RecipeError(
-            f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "
-            f"training.images_per_class ({training.images_per_class})"
-        )

@@ -11,13 +11,32 @@ import hashlib
 import json
 import math
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
 from nearkin.errors import RecipeError, did_you_mean
+
+
+class Rule(NamedTuple):
+    """The range of a key's values, in words and as a condition; it annotates the key's type."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+def _at_least(least: float) -> Rule:
+    return Rule(f"at least {least}", lambda value: value >= least)
+
+
+Natural = Annotated[int, _at_least(0)]
+Positive = Annotated[int, _at_least(1)]
+Pixels = Annotated[int, _at_least(8)]
+NonNegative = Annotated[float, _at_least(0)]
+Share = Annotated[float, Rule("at least 0 and below 1", lambda value: 0 <= value < 1)]
+Factor = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)]
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
@@ -38,6 +57,12 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
     origin, arguments = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
+    if origin is Annotated:
+        result = coerce(value, arguments[0], where)
+        for rule in arguments[1:]:
+            if not rule.holds(result):
+                raise RecipeError(f"{where} must be {rule.words}, got {result}")
+        return result
     if origin is Literal:
         if value in arguments:
             return value
@@ -58,7 +83,7 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 
 def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[str, Any]:
     """``values`` in the types that the fields of ``section`` declare; a key that is none of them is refused."""
-    types_of = get_type_hints(section)
+    types_of = get_type_hints(section, include_extras=True)
     for key in values:
         if key not in types_of:
             raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), types_of)}")
@@ -131,21 +156,21 @@ class DataSection:
     """Which folders are the classes where folders of images lie inside class folders; without it they are refused."""
     transform: str = "standard"
     """How crops are cut: standard, mild, ccp, profs, glyphs or digits."""
-    image_size: int | None = None
+    image_size: Pixels | None = None
     """Side of the crops in pixels; default: the transform's."""
     crop_scale: tuple[float, float] | None = None
     """Smallest and largest share of the image that a training crop covers; default: the transform's."""
-    random_erasing: float = 0.0
+    random_erasing: Annotated[float, Rule("a probability from 0 to 1", lambda value: 0 <= value <= 1)] = 0.0
     """Probability that a box of a training crop, of 2 to 33 % of its area, is filled with the backbone's mean pixel."""
     cache: Literal["auto", "disk", "memory", "device"] = "auto"
     """Where decoded images are kept: on ``disk``, in ``memory`` only, or on disk and the GPU (``device``), which then
     makes the crops too. ``auto`` is ``device`` where there is ample room, else ``disk``."""
-    shorter_side: int = 256
+    shorter_side: Pixels = 256
     """Decoded images are stored with this shorter side, or a longer one where ``image_size`` or ``protocol.eval_size``
     need it; none is ever enlarged for that."""
-    unreadable_tolerance: float = 0.01
+    unreadable_tolerance: NonNegative = 0.01
     """A larger share of unreadable files stops the run before training."""
-    workers: int | None = None
+    workers: Natural | None = None
     """Threads that decode images and prepare batches; default: every core to decode, up to four for batches. For a GPU
     without the images on it these are processes; default: every core but one."""
 
@@ -156,7 +181,7 @@ class EncoderSection:
 
     backbone: str = "small"
     """A name that ``nearkin list backbones`` lists, or ``hf:<model>`` or ``timm:<model>``."""
-    dim: int | None = 128
+    dim: Positive | None = 128
     """Dimension of the embeddings; null leaves out the projection, and they are the pooled features."""
     pooling: str = "avg"
     """How the feature map becomes one vector: avg, max, avg+max, gem, or gem3 with p fixed at 3."""
@@ -178,7 +203,7 @@ class EncoderSection:
     """Channels last in memory: the same numbers, faster on most machines."""
     last_stride: int | None = None
     """Stride of the last stage: 1 for a feature map twice as fine from the same weights, where it is 2 by default."""
-    frozen_blocks: int = 0
+    frozen_blocks: Natural = 0
     """The first blocks of a vision transformer that do not train; nothing of them is kept for the backward pass."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The backbone's own options."""
@@ -198,59 +223,59 @@ class PartSection:
 class TrainingSection:
     """The loop: batches, optimiser, schedule, precision, seeds."""
 
-    epochs: int = 20
+    epochs: Natural = 20
     """Passes over the training images."""
-    max_steps: int | None = None
+    max_steps: Positive | None = None
     """Ends the run after this many steps, whatever ``epochs`` says."""
-    stop_at_epoch: float | None = None
+    stop_at_epoch: NonNegative | None = None
     """Ends the run at this epoch, with the schedule of all ``epochs``; ``nearkin train --final`` sets it."""
-    batch_size: int = 128
+    batch_size: Positive = 128
     """Images in one step, over all processes together."""
-    micro_batch: int | None = None
+    micro_batch: Positive | None = None
     """Images in the network at a time: the step of the whole batch in the memory of this many images. It takes up to a
     third more time, and needs a network without batch-norm or ``encoder.freeze_batch_norm``. Default: the whole batch,
     on a CPU as many as keep about a gigabyte where that is the same training."""
     sampler: Literal["random", "balanced"] = "random"
     """``random``: any images; ``balanced``: ``images_per_class`` images of each of some classes."""
-    images_per_class: int = 4
+    images_per_class: Positive = 4
     """Images of one class in a balanced batch."""
     optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
     """The optimiser: ``adamw``, ``adam`` or ``sgd``."""
-    learning_rate: float = 1e-4
+    learning_rate: NonNegative = 1e-4
     """Learning rate of the backbone, and of what the loss learns other than proxies."""
-    weight_decay: float = 1e-4
+    weight_decay: NonNegative = 1e-4
     """For all parameters; decoupled from the gradient with adamw, added to it with the others."""
-    momentum: float = 0.9
+    momentum: NonNegative = 0.9
     """For SGD."""
-    beta2: float = 0.999
+    beta2: Share = 0.999
     """Decay rate of the second moments of Adam and AdamW."""
-    layer_decay: float = 1.0
-    """Factor of the learning rate from each block of a vision transformer to the one before it, such as 0.75."""
-    head_lr_multiplier: float = 1.0
+    layer_decay: Factor = 1.0
+    """Factor of the learning rate from each block of a vision transformer to the one before it, such as 0.65."""
+    head_lr_multiplier: NonNegative = 1.0
     """Learning rate of the projection, as a multiple of ``learning_rate``."""
-    proxy_lr_multiplier: float = 100.0
+    proxy_lr_multiplier: NonNegative = 100.0
     """Learning rate of the proxies, as a multiple of ``learning_rate``."""
     schedule: Literal["constant", "step", "milestones", "plateau", "cosine"] = "step"
     """How the learning rates fall."""
-    lr_decay_every: int = 10
+    lr_decay_every: Positive = 10
     """Epochs between decays (step), or evaluations without improvement (plateau)."""
     lr_decay_factor: float = 0.5
     """Factor of the learning rates at a decay (step, milestones, plateau)."""
-    min_learning_rate: float = 0.0
+    min_learning_rate: NonNegative = 0.0
     """The learning rate does not fall below this (plateau, milestones); head and proxies in proportion."""
     milestones: tuple[int, ...] = ()
     """Epochs after which the learning rate decays (milestones); one that is listed twice counts twice."""
-    warmup_epochs: int = 0
+    warmup_epochs: Natural = 0
     """Epochs at the start in which only head and proxies train."""
-    ema_decay: float | None = None
+    ema_decay: Share | None = None
     """Evaluate and save an exponential moving average (EMA) of the encoder's weights with this decay, such as 0.995;
     training continues with the weights themselves."""
-    l2_sp: float = 0.0
+    l2_sp: NonNegative = 0.0
     """Weight of L2-SP: half of it, times the squared distance of the backbone from its pretrained weights, is added to
     the loss."""
-    max_grad_norm: float | None = None
+    max_grad_norm: NonNegative | None = None
     """Gradients are scaled down so that the norm of all of them together is at most this."""
-    max_grad_value: float | None = None
+    max_grad_value: NonNegative | None = None
     """Every single number of the gradients is cut to at most this, as Proxy-Anchor's code does (10)."""
     precision: Literal["auto", "float32", "tf32", "bf16", "fp16"] = "auto"
     """``auto`` is bf16 on a GPU that has it and float32 elsewhere. ``tf32`` is float32 whose products and convolutions
@@ -260,18 +285,18 @@ class TrainingSection:
     is ample memory, and not for networks of other packages."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
-    seed: int = 0
+    seed: Natural = 0
     """Seed of the head, the proxies, the batches and their crops."""
-    evaluate_every: int = 1
+    evaluate_every: Positive = 1
     """Epochs between evaluations."""
-    evaluate_every_steps: int | None = None
+    evaluate_every_steps: Positive | None = None
     """Steps between evaluations; replaces ``evaluate_every``."""
-    early_stop_patience: int | None = None
+    early_stop_patience: Positive | None = None
     """Ends the run after this many evaluations without a new best, whatever the method. It needs validation classes, or
     ``protocol.monitor_test``."""
-    evaluation_batch_size: int | None = None
+    evaluation_batch_size: Positive | None = None
     """Images embedded at a time; default: 256, on a CPU as many as have the pixels of 32 images of 224 × 224."""
-    checkpoint_minutes: float = 5.0
+    checkpoint_minutes: NonNegative = 5.0
     """A checkpoint is written at every evaluation, and at least this often."""
     tensorboard: bool = False
     """Also write TensorBoard events into the run folder (extra ``tensorboard``)."""
@@ -285,27 +310,27 @@ class ProtocolSection:
         "conventional"
     )
     """Which classes train, which choose the epoch, and which are scored."""
-    test_share: float = 0.25
+    test_share: Share = 0.25
     """Share of the classes (``in-distribution``: of each class's images) kept for testing where the data set has no
     split of its own."""
-    validation_share: float = 0.15
+    validation_share: Share = 0.15
     """Share of the training classes held out to choose the epoch (protocol ``validation``)."""
-    folds: int = 4
+    folds: Annotated[int, _at_least(2)] = 4
     """Contiguous folds that the training classes are cut into (protocol ``mlrc``)."""
-    fold: int = 0
+    fold: Natural = 0
     """The one of them, counted from 0, that is held out to choose the epoch."""
-    train_share: float = 1.0
+    train_share: Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)] = 1.0
     """Share of the training images of each class that is used, at least one of each: small data."""
-    holdout_share: float | None = None
+    holdout_share: Share | None = None
     """Share of the images of each training class, where it has eight or more, that is kept out of training: new images
     of known classes, which are scored and which confidences are learned from. Default: 0.1 with ``everything``, else
     none."""
-    label_noise: float = 0.0
+    label_noise: Share = 0.0
     """Share of the training labels that is replaced by another training class."""
-    split_seed: int = 0
+    split_seed: Natural = 0
     """Seed of every split that the data set does not bring, of the images that ``train_share`` leaves and of the wrong
     labels."""
-    validation_seed: int | None = None
+    validation_seed: Natural | None = None
     """Seed of the classes that the protocol ``validation`` holds out; default: ``split_seed``. In a study every seed
     above 0 holds out other classes, so that a row is chosen by several draws; a number here fixes them for all."""
     select_by: str | None = None
@@ -316,19 +341,19 @@ class ProtocolSection:
     ``training.early_stop_patience`` and CCP's patience, which are refused there otherwise. Every table says so."""
     flip: bool = False
     """Scored embeddings are the mean of those of an image and of its mirror image, normalised. Every table says so."""
-    eval_size: int | None = None
+    eval_size: Pixels | None = None
     """Side of the crops that are scored, of images scaled in proportion; default: as in training, times ``eval_scale``.
     Every table says so."""
-    eval_scale: float = 1.0
+    eval_scale: Annotated[float, _at_least(0.25)] = 1.0
     """Side of the crops that are scored as a multiple of those of training, to the nearest eight pixels: 1.15 makes
     256 of 224. ``eval_size`` takes precedence. Every table says so."""
-    recall_at: tuple[int, ...] = (1, 2, 4, 8)
+    recall_at: tuple[Positive, ...] = (1, 2, 4, 8)
     """Every k of R@k."""
-    precision_at: tuple[int, ...] = ()
+    precision_at: tuple[Positive, ...] = ()
     """Every k of P@k."""
-    map_at: tuple[int, ...] = ()
+    map_at: tuple[Positive, ...] = ()
     """Every k of MAP@k."""
-    ndcg_at: tuple[int, ...] = (8,)
+    ndcg_at: tuple[Positive, ...] = (8,)
     """Every k of nDCG@k."""
     covering: bool = False
     """Measure the covering radius and the distance between classes at every evaluation, not only at the end."""

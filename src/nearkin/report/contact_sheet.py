@@ -21,9 +21,7 @@ def draw_sheet(file: Path, index: Index, results: Sequence[tuple[str, Sequence[H
     """Write a contact sheet of queries, given by path or ``""``, with up to sixty hits of each."""
     rows: list[tuple[str, list[Cell]]] = []
     for query, hits in results:
-        cells = []
-        if query:
-            cells.append((decode(query, shorter_side=_SIDE), PLAIN, shorten(Path(query).name, 18)))
+        cells = [(decode(query, shorter_side=_SIDE), PLAIN, shorten(Path(query).name, 18))] if query else []
         for hit in hits[:_MOST]:
             text = f"{hit.score:.3f}" if hit.confidence is None else f"{hit.confidence:.0%}"
             cells.append(_cell(index, hit.id, f"{hit.id}: {text}", hit.label))
@@ -33,11 +31,8 @@ def draw_sheet(file: Path, index: Index, results: Sequence[tuple[str, Sequence[H
 
 def draw_groups(file: Path, index: Index, groups: Sequence[tuple[str, Sequence[int]]]) -> None:
     """Write a contact sheet of up to forty named groups of items, with up to sixty items of each."""
-    rows = [
-        (name, [_cell(index, item.id, str(item.id), item.label) for item in index.items(ids[:_MOST])])
-        for name, ids in groups[:_MOST_GROUPS]
-    ]
-    _draw(file, rows)
+    shown = ((name, index.items(ids[:_MOST])) for name, ids in groups[:_MOST_GROUPS])
+    _draw(file, [(name, [_cell(index, it.id, str(it.id), it.label) for it in items]) for name, items in shown])
 
 
 def _cell(index: Index, id: int, title: str, label: str | None) -> Cell:
@@ -46,11 +41,10 @@ def _cell(index: Index, id: int, title: str, label: str | None) -> Cell:
 
 
 def _draw(file: Path, rows: Sequence[tuple[str, list[Cell]]]) -> None:
-    lines = [
-        ("" if start else name, cells[start : start + _COLUMNS])
-        for name, cells in rows
-        for start in range(0, len(cells) or 1, _COLUMNS)
-    ] or [("", [])]
+    lines: list[tuple[str, list[Cell]]] = []
+    for name, cells in rows or [("", [])]:
+        starts = range(0, len(cells) or 1, _COLUMNS)
+        lines += [("" if start else name, cells[start : start + _COLUMNS]) for start in starts]
     figure = new_figure(1.25 * _COLUMNS + 1, 1.6 * len(lines) + 0.2)
     for axis, (name, cells) in zip(figure.subplots(len(lines), 1, squeeze=False)[:, 0], lines, strict=True):
         show_row(axis, cells, name=shorten(name, 18), columns=_COLUMNS)

@@ -40,15 +40,12 @@ def left_out_text(left_out: Sequence[LeftOut], unreadable: Sequence[str] = ()) -
         listed = ", ".join(f"{files.count:,} {files.what}" for files in not_images[:_MOST_LINES])
         more = f", {len(not_images) - _MOST_LINES} more file types" if len(not_images) > _MOST_LINES else ""
         lines.append(f"{listed}{more}: {NOT_IMAGES}")
-    broken = [f"cannot be read: {file}" for file in unreadable]
-    if len(broken) > _MOST_LINES:
-        broken[_MOST_LINES:] = [f"… and {len(broken) - _MOST_LINES:,} more that cannot be read"]
-    lines += broken
-    text = Text()
-    if lines:
-        text.append("left out:\n", style="yellow")
-        text.append("".join(f"  {line}\n" for line in lines))
-    return text
+    lines += [f"cannot be read: {file}" for file in unreadable[:_MOST_LINES]]
+    if len(unreadable) > _MOST_LINES:
+        lines.append(f"… and {len(unreadable) - _MOST_LINES:,} more that cannot be read")
+    if not lines:
+        return Text()
+    return Text.assemble(("left out:\n", "yellow"), "".join(f"  {line}\n" for line in lines))
 
 
 def _overview(text: Text, report: DataReport) -> None:

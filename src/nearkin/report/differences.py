@@ -52,20 +52,12 @@ def differences_part(rows: Sequence[Comparison]) -> Part:
             ends = difference.interval
             interval = NOTHING if ends is None else " to ".join(_in_unit(name, end) for end in ends)
             value = f"{_in_unit(name, difference.value)} {MARKS[difference.verdict]}".strip()
-            cells.append([*words, name, value, interval, seeds_text(difference)])
+            more = NOTHING if difference.more_seeds is None else str(difference.more_seeds)
+            if (difference.more_seeds or 0) > MOST_SEEDS:
+                more = f"more than {MOST_SEEDS}"
+            cells.append([*words, name, value, interval, more])
     headings = ("", "compared with", "score", "difference", "95\u00a0% interval", "more seeds")
     return Part.of(headings, cells, title="Differences from the base", texts=3)
-
-
-def seeds_text(difference: Difference) -> str:
-    """How many more seeds of both rows would decide it.
-
-    >>> seeds_text(Difference(0.1, 0.2, (-0.1, 0.3), more_seeds=4)), seeds_text(Difference(0.1, None))
-    ('4', '–')
-    """
-    if difference.more_seeds is None:
-        return NOTHING
-    return str(difference.more_seeds) if difference.more_seeds <= MOST_SEEDS else f"more than {MOST_SEEDS}"
 
 
 def how_to_read(rows: Sequence[Comparison]) -> str:
@@ -73,15 +65,12 @@ def how_to_read(rows: Sequence[Comparison]) -> str:
     known = [difference for row in rows for difference in row.differences.values() if difference.interval is not None]
     if not known:
         return ""
-    tests = {True: "paired by seed", False: "Welch's test"}
-    test = tests[known[0].paired]
-    if len({difference.paired for difference in known}) > 1:
-        test = "paired by seed, or Welch's test where the seeds differ"
+    test = "paired by seed, or Welch's test where the seeds differ"
+    if len({difference.paired for difference in known}) == 1:
+        test = "paired by seed" if known[0].paired else "Welch's test"
     parts = [f"▲ above, ▼ below, ≈ undecided: the 95 % interval of the difference (Student's t, {test}) contains 0."]
     if any(difference.more_seeds for difference in known):
-        parts.append(
-            "More seeds: so many for both rows would decide it four times out of five, if the difference is real."
-        )
+        parts.append("More seeds: so many for both rows would decide a real difference four times out of five.")
     fewest = min(min(difference.runs) for difference in known)
     if fewest < FEW_SEEDS:
         parts.append(f"With {fewest} seeds the spread itself is a rough estimate.")

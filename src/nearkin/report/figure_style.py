@@ -77,11 +77,7 @@ def set_title(figure: Any, *lines: str) -> None:
 
 
 def number(value: float, digits: int = 2) -> str:
-    """A number with a minus sign as wide as its digits.
-
-    >>> number(-0.5)
-    '−0.50'
-    """
+    """A number with a minus sign as wide as its digits."""
     return f"{value:.{digits}f}".replace("-", "−")
 
 
@@ -94,7 +90,7 @@ def end_at_100(axis: Any, which: str = "y") -> None:
         getattr(axis, f"set_{which}lim")(low, min(high, 100 + 0.06 * (100 - low)))
 
 
-def class_style(index: int) -> dict[str, str]:
+def class_style(index: int) -> dict[str, Any]:
     """Colour and marker of the index-th class of a figure. After twelve classes the colours repeat, the markers not."""
     turn, colour = divmod(index, len(CLASS_COLOURS))
     return {"color": CLASS_COLOURS[colour], "marker": CLASS_MARKERS[turn % len(CLASS_MARKERS)]}
@@ -103,7 +99,7 @@ def class_style(index: int) -> dict[str, str]:
 def show_row(axis: Any, cells: Sequence[Cell], *, name: str = "", colour: str = "black", columns: int = 0) -> None:
     """Images in a row of square frames, each ``(image, colour of the frame, caption)``, with a name at the left.
 
-    A wrong image also has a cross, so that colour is not the only sign. ``columns`` leaves room for more images.
+    A wrong image also has a cross. ``columns`` leaves room for more images.
     """
     from matplotlib.patches import Rectangle
 
@@ -137,7 +133,6 @@ def shorten(name: str, length: int) -> str:
 
 
 def run_title(run: OpenedRun) -> str:
-    """Data set, loss, method, protocol, seed and checkpoint of a run."""
     step = f" (step {run.step})" if run.folder.last_checkpoint.exists() else ""
     return f"{shared_title([run])}, {run.view.checkpoint} weights{step}"
 
@@ -147,8 +142,9 @@ def shared_title(runs: Sequence[OpenedRun]) -> str:
     first, names = runs[0], dict.fromkeys(run.recipe.protocol.name for run in runs)
     data = shorten(Path(first.recipe.data.source).stem, 40)
     protocols = f"{' and '.join(names)} protocol{'s' if len(names) > 1 else ''}"
-    alone = f"{data}: {first.label}, {protocols}, seed {first.recipe.training.seed}"
-    return alone if len(runs) == 1 else f"{data}, {protocols}"
+    if len(runs) > 1:
+        return f"{data}, {protocols}"
+    return f"{data}: {first.label}, {protocols}, seed {first.recipe.training.seed}"
 
 
 def run_colour(run: OpenedRun) -> str:
@@ -157,11 +153,7 @@ def run_colour(run: OpenedRun) -> str:
 
 
 def class_caption(name: str, length: int = 24) -> str:
-    """A class name short enough for a caption; of a nested one the last part comes first.
-
-    >>> class_caption("Fruit/Citrus/Lemon"), class_caption("Fruit/Citrus/Lemon", 12)
-    ('Lemon (Fruit/Citrus)', 'Lemon (Frui…')
-    """
+    """A class name short enough for a caption; of a nested one the last part comes first."""
     last, above = split_class_name(name)
     return shorten(f"{last} ({above})" if above else last, length)
 

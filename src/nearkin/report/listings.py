@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import dataclasses
-import importlib
 import inspect
 import json
 import textwrap
@@ -30,6 +28,7 @@ from nearkin.data.source import data_root
 from nearkin.encoders.architectures import backbones, families
 from nearkin.evaluation import scores
 from nearkin.recipe import Recipe
+from nearkin.report.figures import figure_module
 from nearkin.report.table import NOTHING, markdown_table
 from nearkin.training import methods
 
@@ -85,10 +84,9 @@ def list_methods() -> Listing:
         "The files of `src/nearkin/training/methods/`, which change the training loop through its hooks. The name is "
         "the value of `method.name` in a recipe."
     )
-    records = (
-        {"name": name, "class": method.__name__, **_described(method)} for name, method in methods.catalogue().items()
-    )
-    return Listing("Methods", intro, ("name", "class", "summary", "options"), tuple(records))
+    known = methods.catalogue().items()
+    records = tuple({"name": name, "class": method.__name__, **_described(method)} for name, method in known)
+    return Listing("Methods", intro, ("name", "class", "summary", "options"), records)
 
 
 def list_scores() -> Listing:
@@ -131,10 +129,7 @@ def list_plots() -> Listing:
         "The files of `src/nearkin/report/figures/`, which `nearkin plot` saves and `nearkin report` embeds. The name "
         "is a value of `nearkin plot --only`."
     )
-    modules = {name: f"nearkin.report.figures.{name.replace('-', '_')}" for name in plot_names()}
-    records = tuple(
-        {"name": name, "summary": summary_of(importlib.import_module(path))} for name, path in modules.items()
-    )
+    records = tuple({"name": name, "summary": summary_of(figure_module(name))} for name in plot_names())
     return Listing("Figures", intro, ("name", "summary"), records)
 
 
@@ -145,21 +140,14 @@ def list_keys() -> Listing:
         "the command line as `key=value`. The options of a [loss](losses.md) or [method](methods.md) are written next "
         "to `objective.name` or `method.name`."
     )
-    recipe = Recipe()
     records: list[dict[str, Any]] = []
-    for section in dataclasses.fields(recipe):
-        values = getattr(recipe, section.name)
+    for section, values in vars(Recipe()).items():
         meanings, hints = _field_docstrings(type(values)), typing.get_type_hints(type(values))
-        for field in dataclasses.fields(values):
-            if section.name in ("objective", "method") and field.name == "options":
+        for key, default in vars(values).items():
+            if section in ("objective", "method") and key == "options":
                 continue  # they are written next to the name
-            record = {
-                "name": f"{section.name}.{field.name}",
-                "values": values_of(hints[field.name]),
-                "default": json.dumps(getattr(values, field.name)),
-                "meaning": meanings.get(field.name),
-            }
-            records.append(record)
+            texts = {"values": values_of(hints[key]), "default": json.dumps(default), "meaning": meanings.get(key)}
+            records.append({"name": f"{section}.{key}", **texts})
     return Listing("Keys of a recipe", intro, ("name", "values", "default", "meaning"), tuple(records))
 
 
@@ -210,7 +198,7 @@ def list_datasets(given: Path | None) -> Listing:
     for benchmark in benchmarks().values():
         folder = benchmark.find(root or Path("data"))
         problem = benchmark.problem(folder) if folder else None
-        location = "comes with nearkin" if benchmark.embedded else (str(folder) if folder else None)
+        location = "comes with nearkin" if benchmark.embedded else folder and str(folder)
         counts = {split: list(pair) for split, pair in benchmark.counts.items()}
         records.append(
             {
@@ -234,10 +222,8 @@ def summary_of(part: Any) -> str:
 
 
 def _described(part: Callable[..., Any]) -> dict[str, Any]:
-    options = {
-        name: "required" if option.default is option.empty else str(option.default)
-        for name, option in keyword_options(part).items()
-    }
+    defaults = {name: option.default for name, option in keyword_options(part).items()}
+    options = {name: "required" if value is inspect.Parameter.empty else str(value) for name, value in defaults.items()}
     return {"summary": summary_of(part), "options": options}
 
 

@@ -106,11 +106,11 @@ class OpenedRun:
         path, method = self.folder.path.expanduser().resolve(), self.recipe.method.name
         row = path.parent.name if re.fullmatch(r"seed-\d+", path.name) else None
         self.name = path.name if row is None else f"{row}-{path.name}"
-        """The folder's name; in a study after the name of its row, since the runs of all rows have the same names."""
+        """The folder's name, in a study after the name of its row."""
         self.parts = self.recipe.objective.name + ("" if method == "plain" else f" with {method}")
         """The loss and, unless it is plain training, the method."""
         self.title = self.parts if row in (None, self.parts) else f"{row} ({self.parts})"
-        """Loss and method; in a study after the name of the row, where that differs."""
+        """Loss and method, in a study after the name of the row, where that differs."""
         self.label = self.title
         """The run's name in a figure of several runs."""
         self.family = 0
@@ -120,10 +120,9 @@ class OpenedRun:
 
     @cached_property
     def evaluations(self) -> list[dict[str, float | None]]:
-        rows = self.folder.evaluations()
-        if not rows:
-            raise CannotDrawError(f"{self.folder.path} has no evaluation yet")
-        return rows
+        if rows := self.folder.evaluations():
+            return rows
+        raise CannotDrawError(f"{self.folder.path} has no evaluation yet")
 
     @cached_property
     def events(self) -> list[Event]:
@@ -152,11 +151,9 @@ class OpenedRun:
 
     @cached_property
     def _run_data(self) -> RunData:
-        section = data_of(self.recipe)
-        if self.view.data_root is not None:
-            section = replace(section, root=str(self.view.data_root))
-        if self.view.data is not None:
-            section = replace(section, source=self.view.data)
+        section, root = data_of(self.recipe), self.view.data_root
+        section = replace(section, root=section.root if root is None else str(root))
+        section = replace(section, source=section.source if self.view.data is None else self.view.data)
         if section not in self._images_store:
             try:
                 self._images_store[section] = open_data(with_root_found(section), progress=self._progress)
@@ -184,13 +181,9 @@ class OpenedRun:
     def objective(self) -> nn.Module:
         """The loss as the checkpoint holds it, on the CPU and in evaluation mode."""
         encoder = self.trained.encoder
-        objective = build_objective(
-            self.recipe.objective,
-            num_classes=len(self.training_classes),
-            dim=encoder.dim,
-            num_images=len(self.protocol.train_rows),
-            normalisation=encoder.normalisation,
-        )
+        sizes = {"num_classes": len(self.training_classes), "num_images": len(self.protocol.train_rows)}
+        normalisation = encoder.normalisation
+        objective = build_objective(self.recipe.objective, **sizes, dim=encoder.dim, normalisation=normalisation)
         objective.load_state_dict(self._checkpoint["objective"])
         return objective.eval().requires_grad_(False)
 
@@ -240,8 +233,7 @@ class OpenedRun:
 
     @cached_property
     def training_sample(self) -> Sample:
-        """Images of training classes, whole classes as far as they fit below the limit."""
-        return self.sample(self.protocol.train_rows, IMAGE_LIMIT)
+        return self.sample(self.protocol.train_rows)
 
     @property
     def test_rows(self) -> NDArray[np.int64]:
@@ -253,8 +245,7 @@ class OpenedRun:
 
     @cached_property
     def test_sample(self) -> Sample:
-        """Images of test classes, whole classes as far as they fit below the limit."""
-        return self.sample(self.test_rows, IMAGE_LIMIT)
+        return self.sample(self.test_rows)
 
     def embed(self, rows: NDArray[np.int64]) -> Tensor:
         """Embeddings of table rows, ``[len(rows), dim]`` on the CPU."""
@@ -264,7 +255,7 @@ class OpenedRun:
         """A fresh stream, the same for every run that is opened with the same seed."""
         return np.random.Generator(np.random.Philox(self.view.seed))
 
-    def sample(self, rows: NDArray[np.int64], limit: int) -> Sample:
+    def sample(self, rows: NDArray[np.int64], limit: int = IMAGE_LIMIT) -> Sample:
         """Table rows, embedded; of more than ``limit`` some whole classes, at least as many as a map shows."""
         labels = self.data.table.labels
         rows = whole_classes(rows, labels, self.random(), limit=limit, at_least=self.view.classes)
@@ -296,15 +287,12 @@ def open_runs(
     """Open runs that were trained on the same data, which is read once."""
     store: dict[object, OpenedImages] = {}
     runs = [OpenedRun(path, view, images_store=store, progress=progress) for path in paths]
+    listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
     if len({source_of(run.recipe.data) for run in runs}) > 1:
-        listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
         raise DataError(f"runs in one figure must share their data: {listing}. Plot them one by one")
-    known = {images: run for run in runs if (images := run.folder.images) is not None}
-    if len(known) > 1:
-        first, second = list(known.values())[:2]
+    if len({run.folder.images for run in runs} - {None}) > 1:
         raise DataError(
-            f"runs in one figure must share their data, and images of {first.recipe.data.source} changed between "
-            f"{first.folder.path} and {second.folder.path}. Plot them one by one"
+            f"runs in one figure must share their data, and images changed: {listing}. Plot them one by one"
         )
     families: dict[str, int] = {}
     titles, names = [run.title for run in runs], [run.name for run in runs]
@@ -322,13 +310,7 @@ def whole_classes(
 ) -> NDArray[np.int64]:
     """All rows, or those of as many randomly chosen classes as fit below ``limit``.
 
-    Where fewer than ``at_least`` whole classes fit, that many are taken with fewer images of each.
-
-    >>> rows, labels = np.arange(12), np.repeat([0, 1, 2], 4)
-    >>> len(whole_classes(rows, labels, np.random.default_rng(0), limit=9))
-    8
-    >>> len(whole_classes(rows, labels, np.random.default_rng(0), limit=9, at_least=3))
-    9
+    Where fewer than ``at_least`` fit, that many are taken with fewer images of each.
     """
     if len(rows) <= limit:
         return rows

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib
 import importlib.resources
 import json
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from html import escape
@@ -26,7 +24,7 @@ from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.differences import Comparison, differences_part, how_to_read
 from nearkin.report.figure_style import figure_bytes
-from nearkin.report.figures import draw_figure
+from nearkin.report.figures import draw_figure, figure_module
 from nearkin.report.listings import summary_of
 from nearkin.report.opened_run import IMAGE_LIMIT, NothingToShowError, OpenedRun, ViewOptions
 from nearkin.report.query_results import QueryResults, retrieve
@@ -35,8 +33,6 @@ from nearkin.report.score_tables import score_table
 from nearkin.report.table import NOTHING, Line, Part, counted, html_table
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import Environment, Outcome, RunFolder
-
-__all__ = ["WrittenReport", "write_report"]
 
 T = TypeVar("T")
 
@@ -52,29 +48,23 @@ FIRST = ("curves", "map", "neighbours", "worst")
 """The order of the sections; other figures follow by name."""
 
 
-@dataclass(frozen=True)
-class WrittenReport:
-    """The file, its size in bytes, and what it does not show with the reasons."""
-
-    file: Path
-    size: int
-    missing: tuple[str, ...]
-
-
 def write_report(
     paths: Sequence[str | Path],
     output: str | Path | None = None,
     *,
     view: ViewOptions | None = None,
     progress: Progress | None = None,
-) -> WrittenReport:
-    """Write a report on runs and on studies, whose folders stand for all their runs.
+) -> tuple[Path, list[str]]:
+    """Write a report on runs, or on studies, whose folders stand for all their runs.
 
     Args:
         paths: run folders, or folders of ``nearkin compare``.
         output: the file; default: ``report.html`` in the folder when there is one, else in the working directory.
         view: which weights, classes and device to use for figures.
         progress: called while images are decoded.
+
+    Returns:
+        The file, and what it does not show with the reasons.
     """
     file = Path(output or (Path(paths[0]) / "report.html" if len(paths) == 1 else "report.html"))
     if file.is_dir():
@@ -82,11 +72,9 @@ def write_report(
     if output is not None and not file.parent.is_dir():
         raise RecipeError(f"there is no folder {str(file.parent)!r} to write {file.name} to")
     check_writable(file.parent)
-    gathered = gather_runs(paths, view, progress=progress)
-    page = _Page(gathered)
-    content = page.render().encode()
-    write_atomically(file, content)
-    return WrittenReport(file, len(content), tuple(page.missing))
+    page = _Page(gather_runs(paths, view, progress=progress))
+    write_atomically(file, page.render().encode())
+    return file, page.missing
 
 
 class _Page:
@@ -116,15 +104,15 @@ class _Page:
         script = _asset("page.js")
         script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         missing = "".join(f"<li>{escape(line)}</li>" for line in self.missing)
-        runs = sum(len(group.runs) for group in groups)
+        runs = counted(sum(len(group.runs) for group in groups), "run")
         protocols = " and ".join(dict.fromkeys(group.recipe.protocol.name for group in groups))
-        recipes = counted(len(groups), "recipe")
+        subtitle = f"{runs} of {counted(len(groups), 'recipe')} on {self.gathered.data}, {protocols} protocol"
         when = datetime.now(UTC).strftime("%Y-%m-%d")
         return Template(_asset("page.html")).substitute(
             title=escape(f"{methods} on {self.gathered.data}"),
             policy=f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{script_hash}'",
             style=_asset("page.css"),
-            subtitle=escape(f"{counted(runs, 'run')} of {recipes} on {self.gathered.data}, {protocols} protocol"),
+            subtitle=escape(subtitle),
             links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in self._sections),
             sections="\n".join(
                 f'<section id="{name}"><h2>{escape(head)}</h2>{body}</section>' for name, head, body in self._sections
@@ -158,35 +146,32 @@ class _Page:
                     self._miss(name if run is None else f"{name} of {run.title}", figure)
                 continue
             body += f"<h3>{escape(run.title)}</h3>" if run is not None and len(runs) > 1 else ""
-            file_format = "png" if any(axis.images for axis in figure.axes) else "svg"
-            mime = {"png": "image/png", "svg": "image/svg+xml"}[file_format]
-            content = base64.b64encode(figure_bytes(figure, file_format, dpi=110)).decode()
+            kind, mime = ("png", "png") if any(axis.images for axis in figure.axes) else ("svg", "svg+xml")
+            content = base64.b64encode(figure_bytes(figure, kind, dpi=110)).decode()
             alt = " ".join(figure.get_suptitle().split())
-            body += f'<figure class="plot"><img src="data:{mime};base64,{content}" alt="{escape(alt)}"></figure>'
-        summary = summary_of(importlib.import_module(f"nearkin.report.figures.{name.replace('-', '_')}"))
+            body += f'<figure class="plot"><img src="data:image/{mime};base64,{content}" alt="{escape(alt)}"></figure>'
+        summary = summary_of(figure_module(name))
         return f"<p class=note>{escape(summary)}</p>{body}" if body else ""
 
     def _classes_section(self, groups: Sequence[RunGroup]) -> str:
-        results = {
-            group.title: result
-            for group in groups
-            if (result := self._attempt(f"scores by class of {group.title}", partial(_query_results, group.runs[0])))
-        }
+        results = {}
+        for group in groups:
+            result = self._attempt(f"scores by class of {group.title}", partial(_query_results, group.runs[0]))
+            if result is not None:
+                results[group.title] = result
         return classes_table(results)
 
     def _add(self, name: str, title: str, make: Callable[[], str], number: int = 0, data: str = "") -> None:
         """A section unless it is empty; with the number and name of its data where the page has several."""
-        body = self._attempt(f"{name} on {data}" if data else name, make)
-        if body:
+        if body := self._attempt(f"{name} on {data}" if data else name, make):
             self._sections.append((f"{name}-{number}" if data else name, f"{title}: {data}" if data else title, body))
 
     def _attempt(self, what: str, make: Callable[[], T]) -> T | None:
         try:
             return make()
-        except NothingToShowError:
-            return None
         except NearkinError as error:
-            self._miss(what, error)
+            if not isinstance(error, NothingToShowError):
+                self._miss(what, error)
             return None
 
     def _miss(self, what: str, reason: object) -> None:
@@ -194,7 +179,7 @@ class _Page:
 
 
 def scores_section(groups: Sequence[RunGroup]) -> str:
-    """The table of scores, with those before training, and the meaning of the scores."""
+    """The scores, with those before training, and their meaning."""
     scores = score_table(groups, untrained=True)
     (part,) = scores.parts
     body = html_table(part, css="scores", caption=" ".join(scores.conditions))
@@ -237,10 +222,8 @@ def classes_table(results: dict[str, QueryResults]) -> str:
     lines = []
     for label in shown:
         last, above = class_names[label]
-        pairs = [
-            (scored[label].recall, scored[label].precision) if label in scored else (None, None) for scored in by_group
-        ]
-        values = [value for pair in pairs for value in pair]
+        found = [scored.get(label) for scored in by_group]
+        values = [value for score in found for value in ((score.recall, score.precision) if score else (None, None))]
         texts = (NOTHING if value is None else score_named("R@1").text(value) for value in values)
         cells = (last, *[above] * nested, str(scores[label].queries), *texts)
         lines.append(Line(cells, fractions=(*[None] * (2 + nested), *values)))
@@ -250,9 +233,8 @@ def classes_table(results: dict[str, QueryResults]) -> str:
     seeds = ", ".join(dict.fromkeys(str(result.run.recipe.training.seed) for result in results.values()))
     used, every = len(first.sample.rows), len(first.run.test_rows)
     among = counted(used, "test image") + (f" of {every:,}, in random whole classes" if used < every else "")
-    caption = (
-        f"In per cent, {words}; {among}, {first.run.protocol.test_classes}; seed {seeds}. A click on a heading sorts."
-    )
+    among = f"{among}, {first.run.protocol.test_classes}"
+    caption = f"In per cent, {words}; {among}; seed {seeds}. A click on a heading sorts."
     part = Part(headings, tuple(lines), texts=1 + nested)
     return f'<div class="tall">{html_table(part, css="classes sortable", caption=caption)}</div>'
 
@@ -266,9 +248,7 @@ def _query_results(run: OpenedRun) -> QueryResults:
 def cost_section(groups: Sequence[RunGroup]) -> str:
     """Time, images per second and memory."""
     lines = []
-    for group in groups:
-        if not group.scores:
-            continue
+    for group in (group for group in groups if group.scores):
         minutes = sum(scores.seconds for scores in group.scores) >= 600 * len(group.scores)
         factor, unit = (1 / 60, "min") if minutes else (1, "s")
         costs = [scores.cost.__dict__ for scores in group.scores]
@@ -303,11 +283,10 @@ def reproduce_section(groups: Sequence[RunGroup]) -> str:
         for run in group.runs:
             again = run.folder.path.with_name(f"{run.folder.path.resolve().name}-again")
             commands.append(shlex.join(["nearkin", "train", str(run.folder.recipe_file), "-o", str(again)]))
-        body = f"<p>Again, with the recipe of the run folder:</p>{code(chr(10).join(commands))}"
+        body = f"<p>Again, with the recipe of the run folder:</p>{code(*commands)}"
         environments = [_environment(run.folder) for run in group.runs]
-        started = list(dict.fromkeys(environment.command for environment in environments if environment.command))
-        if started:
-            body += f"<p>As it was started:</p>{code(chr(10).join(started))}"
+        if started := list(dict.fromkeys(environment.command for environment in environments if environment.command)):
+            body += f"<p>As it was started:</p>{code(*started)}"
         seeds = ", ".join(str(run.recipe.training.seed) for run in group.runs)
         hashes = ", ".join(environment.recipe for environment in environments if environment.recipe)
         heading = f"Recipe {hashes}; {'seeds' if len(group.runs) > 1 else 'seed'} {seeds}"
@@ -325,10 +304,10 @@ def details(summary: str, body: str) -> str:
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"
 
 
-def code(text: str) -> str:
+def code(*lines: str) -> str:
     """Text with a button that copies it."""
-    button = '<button type="button" class="copy">Copy</button>'
-    return f'<div class="code">{button}<pre><code>{escape(text)}</code></pre></div>'
+    button, text = '<button type="button" class="copy">Copy</button>', escape("\n".join(lines))
+    return f'<div class="code">{button}<pre><code>{text}</code></pre></div>'
 
 
 def _environment(folder: RunFolder) -> Environment:

@@ -8,8 +8,6 @@ import importlib.resources
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["DATA_NAMES", "SAME_SCORE", "Published", "look_up"]
-
 DATA_NAMES = {"cars": "cars196"}
 """Benchmarks that the list of published values calls otherwise."""
 SAME_SCORE = {"P@1": "R@1"}
@@ -37,11 +35,7 @@ class Published:
 
     @property
     def text(self) -> str:
-        """With the digits that papers print: one, or two where it has two.
-
-        >>> [value.text for value in look_up(paper="MPA", table="7", method="MPA K=8")][:2]
-        ['69.1', '67.4']
-        """
+        """With the digits that papers print: one, or two where it has two."""
         digits = 1 if round(self.value, 1) == self.value else 2
         return f"{self.value:.{digits}f}" + ("" if self.spread is None else f" ± {self.spread:g}")
 

@@ -52,7 +52,7 @@ class QueryResults:
     true: NDArray[np.int64]
     """The number of gallery images of each query's class, ``[Q]``."""
     hits: NDArray[np.int64]
-    """Indices in the gallery, nearest first, ``[Q, SHOWN]`` or fewer columns where the gallery is smaller."""
+    """Indices in the gallery, nearest first, at most ``[Q, SHOWN]``."""
     similarities: NDArray[np.float64]
     recall: NDArray[np.float64]
     """R@1 of each query; NaN where there is nothing to find."""
@@ -69,11 +69,11 @@ class QueryResults:
 
     def neighbours_of(self, query: int) -> list[Neighbour]:
         """A query's hits, nearest first."""
-        rows, labels = self.gallery.rows[self.hits[query]], self.gallery.labels[self.hits[query]]
-        truth = self.queries.labels[query]
-        return [
-            Neighbour(row, label, label == truth) for row, label in zip(rows.tolist(), labels.tolist(), strict=True)
-        ]
+        return [self._neighbour(query, hit) for hit in self.hits[query].tolist()]
+
+    def _neighbour(self, query: int, hit: int) -> Neighbour:
+        row, label = int(self.gallery.rows[hit]), int(self.gallery.labels[hit])
+        return Neighbour(row, label, label == self.queries.labels[query])
 
     def classes(self) -> dict[int, ClassScore]:
         """Scores, by label, of every class that has a query with something to find."""
@@ -94,13 +94,12 @@ class QueryResults:
 
     def first_right(self, query: int) -> tuple[Neighbour, int]:
         """The nearest image of a query's class, and its rank, from 1."""
-        embedding, label = self.queries.embeddings[query : query + 1], int(self.queries.labels[query])
-        order, _ = nearest(embedding, self.gallery.embeddings, k=len(self.gallery.rows), distance=self.distance)
-        ranking = order[0]
+        embedding, total = self.queries.embeddings[query : query + 1], len(self.gallery.rows)
+        (ranking,), _ = nearest(embedding, self.gallery.embeddings, k=total, distance=self.distance)
         if self.queries is self.gallery:
             ranking = ranking[ranking != query]
-        rank = int(np.flatnonzero(self.gallery.labels[ranking] == label)[0])
-        return Neighbour(int(self.gallery.rows[ranking[rank]]), label, True), rank + 1
+        rank = int(np.argmax(self.gallery.labels[ranking] == self.queries.labels[query]))
+        return self._neighbour(query, int(ranking[rank])), rank + 1
 
 
 def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -> QueryResults:

@@ -51,17 +51,14 @@ class RunGroup:
 
     def test_by_run(self, name: str) -> dict[tuple[int, int], float]:
         """A score on the test classes by seed and fold."""
-        both = zip(self.finished, self.scores, strict=True)
-        return {
-            _seed_and_fold(run.recipe): float(scores.test[name])
-            for run, scores in both
-            if scores.test and scores.test.get(name) is not None
-        }
+        keys = (_seed_and_fold(run.recipe) for run in self.finished)
+        tests = zip(keys, (scores.test or {} for scores in self.scores), strict=True)
+        return {key: float(value) for key, test in tests if (value := test.get(name)) is not None}
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Groups by the data they were trained on, and the runs left out with the reasons."""
+    """Groups by their data, and the runs left out with the reasons."""
 
     by_data: tuple[tuple[RunGroup, ...], ...]
     left_out: tuple[str, ...]
@@ -103,13 +100,9 @@ def gather_runs(
         families: dict[str, list[OpenedRun]] = {}
         for run in open_runs(same_data, view, progress=progress):
             members = families.setdefault(fingerprint(run.recipe, besides=_free_keys(run.recipe)), [])
-            twin = next(
-                (other for other in members if _seed_and_fold(other.recipe) == _seed_and_fold(run.recipe)), None
-            )
-            if twin is None:
-                members.append(run)
-            else:
-                left_out.append(f"{run.folder.path}: the same recipe and seed as {twin.folder.path}")
+            twins = [other for other in members if _seed_and_fold(other.recipe) == _seed_and_fold(run.recipe)]
+            left_out += [f"{run.folder.path}: the same recipe and seed as {twin.folder.path}" for twin in twins]
+            members += [] if twins else [run]
         groups = []
         members_of = [sorted(members, key=lambda run: run.recipe.training.seed) for members in families.values()]
         given = [known[members[0].folder.path.expanduser().resolve()] for members in members_of]
@@ -128,14 +121,10 @@ def _run_paths(path: Path, titles: dict[str, str]) -> list[tuple[Path, str | Non
         return [(path, None)]
     below = sorted({file.parent for depth in ("*", "*/*") for file in path.glob(f"{depth}/recipe.yaml")})
     if not below:
-        raise DataError(
-            f"{str(path)!r} is neither a run folder nor a study: there is no recipe.yaml in it or two levels below"
-        )
-    rows = [run.relative_to(path).parts[0] for run in below]
-    order = [*titles, *rows]
-    return [
-        (run, titles.get(row)) for run, row in sorted(zip(below, rows, strict=True), key=lambda it: order.index(it[1]))
-    ]
+        raise DataError(f"{str(path)!r} is neither a run folder nor a study: no recipe.yaml in it or two levels below")
+    rows = {run: run.relative_to(path).parts[0] for run in below}
+    order = [*titles, *rows.values()]
+    return [(run, titles.get(rows[run])) for run in sorted(below, key=lambda run: order.index(rows[run]))]
 
 
 def _study_rows(folder: Path) -> list[dict[str, Any]]:

@@ -38,11 +38,9 @@ def run_table(scores: Scores) -> Table:
     parts = [f"{held.protocol} protocol, {held.selection}", held.training_conditions, held.weights, f"seed {held.seed}"]
     epochs = "1 epoch" if scores.epochs == 1 else f"{scores.epochs:g} epochs"
     parts += [held.hardware, f"{epochs} in {scores.seconds:.0f} s"]
-    conditions = ["; ".join(part for part in parts if part) + "."]
-    if scores.untrained:
-        conditions.append(f"Untrained: {UNTRAINED}. {LEGEND}.")
-    if scores.new_images:
-        conditions.append(str(scores.new_images))
+    conditions = ["; ".join(filter(None, parts)) + "."]
+    conditions += [f"Untrained: {UNTRAINED}. {LEGEND}."] * bool(scores.untrained)
+    conditions += [str(scores.new_images)] * bool(scores.new_images)
     columns = {"untrained": scores.untrained, "trained": scores.test}
     if scores.chosen_on_test:
         columns["last epoch"] = scores.last
@@ -53,11 +51,11 @@ def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *c
     """One line per score in per cent, one column per set of scores."""
     present = {name: scores for name, scores in columns.items() if scores}
     names = dict.fromkeys(name for scores in present.values() for name in scores if is_score(name))
-    shown = [score_named(name) for name in names if score_named(name).in_percent]
-    cells = [
-        [score.heading, *(score.text(of[score.name]) if score.name in of else NOTHING for of in present.values())]
-        for score in shown
-    ]
+    cells = []
+    for score in map(score_named, names):
+        if score.in_percent:
+            texts = (score.text(of[score.name]) if score.name in of else NOTHING for of in present.values())
+            cells.append([score.heading, *texts])
     return Table(title, (Part.of(["score (%)", *present], cells),), conditions)
 
 
@@ -73,10 +71,9 @@ def verdict(scores: Scores, recipe: Recipe) -> str | None:
     )
     if not worse and (better or all(was == 100 for was, _ in shown.values())):
         return None
+    line = f"Training did not help: {', '.join(worse)}." if worse else "Training changed nothing."
     if worse and better:
         line = f"Training helped and hurt: {', '.join(worse)}, but {', '.join(better)}."
-    else:
-        line = f"Training did not help: {', '.join(worse)}." if worse else "Training changed nothing."
     training, encoder = recipe.training, recipe.encoder
     rate = f"training.learning_rate (now {training.learning_rate:g})"
     if encoder.weights is None and ":" not in encoder.backbone:
@@ -99,7 +96,7 @@ class Entry:
 
     title: str
     what: str
-    """Which of the group's scores these are, such as the best evaluation or the last epoch."""
+    """Such as ``best evaluation`` or ``last epoch``."""
     scores: Mapping[str, Statistic]
     runs: int
     conditions: Mapping[str, str]
@@ -109,12 +106,9 @@ class Entry:
 
 
 def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = None, untrained: bool = False) -> Table:
-    """The table of the groups' finished runs.
+    """The table of the groups' finished runs, with all scores or those named by ``metrics``.
 
-    Args:
-        groups: from :func:`nearkin.report.run_groups.gather_runs`.
-        metrics: names of the scores to show, in this order; default: all that were measured.
-        untrained: add the scores before training.
+    ``untrained`` adds the scores before training.
     """
     entries = [entry for index, group in enumerate(groups) for entry in _entries(group, index, untrained=untrained)]
     if not entries:
@@ -153,28 +147,22 @@ def _part(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]
     lines, previous = [], None
     for entry in entries:
         first, previous = entry.group != previous, entry.group
-        words = [entry.title if first else "", *([entry.what] if several else [])]
         numbers = [str(entry.runs), *(score_text(entry.scores.get(name), name) for name in names)]
+        words = [entry.title if first else "", *[entry.what] * several]
         cells = (*words, *numbers, *(entry.conditions[key] for key in varying))
         lines.append(Line(cells, begins_group=first and several))
-    headings = ["", *(["scores"] if several else []), "n", *(score_named(name).heading for name in names), *varying]
+    headings = ["", *["scores"] * several, "n", *(score_named(name).heading for name in names), *varying]
     return Part(tuple(headings), tuple(lines), texts=2 if several else 1, numbers=1 + len(names))
 
 
 def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> str:
     """The conditions of all lines, and how to read them."""
     shared = {key: entries[0].conditions[key] for key in CONDITIONS if key not in varying}
-    seeds = shared.get("seeds", "")
-    parts = [
-        shared.get("data", ""),
-        " or ".join(sorted({entry.test_classes for entry in entries})),
-        shared.get("encoder", ""),
-        f"{shared['protocol']} protocol" if "protocol" in shared else "",
-        shared.get("selection", ""),
-        f"{'seeds' if ',' in seeds else 'seed'} {seeds}" if seeds else "",
-        shared.get("hardware", ""),
-    ]
-    held = "; ".join(part for part in parts if part)
+    classes = " or ".join(sorted({entry.test_classes for entry in entries}))
+    data = "; ".join(filter(None, (shared.pop("data", None), classes)))
+    seeds = "seeds" if "," in shared.get("seeds", "") else "seed"
+    words = {"protocol": "{} protocol", "seeds": f"{seeds} {{}}"}
+    held = "; ".join([data, *(words.get(key, "{}").format(value) for key, value in shared.items() if value)])
     over = "repeats" if all(entry.conditions["protocol"] == "mlrc" for entry in entries) else "seeds"
     several = any(entry.runs > 1 for entry in entries)
     spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
@@ -203,14 +191,11 @@ def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:
         rule = f"best {select_by(group.recipe.protocol)} on each model's held-out fold"
         selection = as_tested(rule, group.recipe.protocol)
     encoder = group.recipe.encoder
+    head = [encoder.backbone, *[f"{encoder.dim}-d"] * (encoder.dim is not None)]
+    head += [f"last stride {encoder.last_stride}"] * (encoder.last_stride is not None)
     conditions = {
         "data": ", ".join([group.data, *values("training_conditions")]),
-        "encoder": ", ".join(
-            [encoder.backbone]
-            + ([] if encoder.dim is None else [f"{encoder.dim}-d"])
-            + ([] if encoder.last_stride is None else [f"last stride {encoder.last_stride}"])
-            + values("weights")
-        ),
+        "encoder": ", ".join([*head, *values("weights")]),
         "protocol": protocol,
         "selection": selection,
         "seeds": ", ".join(map(str, sorted({run.conditions.seed for run in scores}))),
@@ -234,32 +219,27 @@ def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:
     if untrained:
         before = statistics_of([run.untrained for run in scores])
         entries = [replace(entry, what="untrained", scores=before), entry]
-    if not on_test:
-        return [entry for entry in entries if entry.scores]
-    last = {name: value for name, value in statistics_of([s.last for s in scores]).items() if name in entry.scores}
-    section = group.recipe.protocol
-    rule = "last epoch of a training that followed the test classes" if section.monitor_test else "last epoch"
-    lasting = conditions | {"selection": as_tested(rule, section)}
-    entries.append(replace(entry, what="last epoch", scores=last, conditions=lasting))
+    if on_test:
+        last = {name: value for name, value in statistics_of([s.last for s in scores]).items() if name in entry.scores}
+        section = group.recipe.protocol
+        rule = "last epoch of a training that followed the test classes" if section.monitor_test else "last epoch"
+        lasting = conditions | {"selection": as_tested(rule, section)}
+        entries.append(replace(entry, what="last epoch", scores=last, conditions=lasting))
     return [entry for entry in entries if entry.scores]
 
 
 def _ensemble_entries(entry: Entry, ensemble: EnsembleScores) -> list[Entry]:
     """The models of the folds one by one, and their embeddings concatenated."""
-    mean, concatenated = f"mean of {ensemble.folds} models", f"{ensemble.folds} models concatenated"
-    return [
-        replace(
-            entry,
-            what=f"{what}, {dim}-d",
-            scores={SAME_SCORE.get(name, name): value for name, value in scores.items()},
-            runs=ensemble.repeats,
-            conditions={**entry.conditions, "encoder": f"{ensemble.backbone}, {dim}-d"},
-        )
-        for scores, dim, what in (
-            (ensemble.separate, ensemble.dim, mean),
-            (ensemble.concatenated, ensemble.concatenated_dim, concatenated),
-        )
-    ]
+    entries = []
+    for measured, dim, what in (
+        (ensemble.separate, ensemble.dim, f"mean of {ensemble.folds} models"),
+        (ensemble.concatenated, ensemble.concatenated_dim, f"{ensemble.folds} models concatenated"),
+    ):
+        scores = {SAME_SCORE.get(name, name): value for name, value in measured.items()}
+        conditions = {**entry.conditions, "encoder": f"{ensemble.backbone}, {dim}-d"}
+        what = f"{what}, {dim}-d"
+        entries.append(replace(entry, what=what, scores=scores, runs=ensemble.repeats, conditions=conditions))
+    return entries
 
 
 def _record(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
@@ -267,6 +247,5 @@ def _record(entry: Entry, names: Sequence[str]) -> dict[str, Any]:
     record: dict[str, Any] = {"title": entry.title, "scores": entry.what, "n": entry.runs}
     for name in names:
         value = entry.scores.get(name)
-        record[name] = None if value is None else value.mean
-        record[f"{name} spread"] = None if value is None else value.spread
+        record |= {name: value and value.mean, f"{name} spread": value and value.spread}
     return record | dict(entry.conditions) | {"recipes": " ".join(entry.recipes)}

@@ -26,7 +26,7 @@ class Line:
 
     cells: tuple[str, ...]
     style: str = ""
-    """How it is set off from others: ``published``, ``difference`` or ``last``."""
+    """``published``, ``difference`` or ``last``: how it is set off from others."""
     begins_group: bool = False
     """Whether it is the first of lines that belong together."""
     fractions: tuple[float | None, ...] = ()
@@ -72,11 +72,9 @@ def terminal(table: Table) -> Group:
     """For a terminal: narrow, with headings broken at their spaces and notes in yellow."""
     shown: list[Any] = [Text(table.title, style="bold")] if table.title else []
     for part in table.parts:
-        shown += [Text(part.title, style="bold")] if part.title else []
-        shown.append(_rich(part))
+        shown += [Text(part.title, style="bold"), _rich(part)] if part.title else [_rich(part)]
     shown += [Text(line, style="dim") for line in table.conditions]
-    shown += [Text(line, style="yellow") for line in table.notes]
-    return Group(*shown)
+    return Group(*shown, *(Text(line, style="yellow") for line in table.notes))
 
 
 def markdown(table: Table) -> str:
@@ -101,43 +99,28 @@ def latex(table: Table) -> str:
         for line in part.lines:
             body += ["\\midrule"] if line is part.lines[0] or line.begins_group else []
             body.append(" & ".join(latex_escape(cell) for cell in line.cells) + r" \\")
-        texts = [text for text in (table.title, part.title, *table.conditions) if text]
-        caption = " ".join(text if text.endswith(".") else f"{text}." for text in texts)
-        blocks += [
-            "\\begin{table}",
-            "\\centering",
-            f"\\caption{{{latex_escape(caption)}}}",
-            f"\\begin{{tabular}}{{{columns}}}",
-            "\\toprule",
-            " & ".join(latex_escape(cell) for cell in part.columns) + r" \\",
-            *body,
-            "\\bottomrule",
-            "\\end{tabular}",
-            "\\end{table}",
-        ]
+        texts = filter(None, (table.title, part.title, *table.conditions))
+        caption = latex_escape(" ".join(text if text.endswith(".") else f"{text}." for text in texts))
+        heading = " & ".join(latex_escape(cell) for cell in part.columns) + r" \\"
+        blocks += ["\\begin{table}", "\\centering", f"\\caption{{{caption}}}", f"\\begin{{tabular}}{{{columns}}}"]
+        blocks += ["\\toprule", heading, *body, "\\bottomrule", "\\end{tabular}", "\\end{table}"]
     return "\n".join(blocks) + "\n"
 
 
 def csv_text(table: Table) -> str:
-    """The records, with a column for every key; lists are joined by semicolons.
-
-    >>> csv_text(Table("", (), records=({"a": 1}, {"a": 2, "b": ["x", "y"]}))).splitlines()
-    ['a,b', '1,', '2,x; y']
-    """
+    """The records, with a column for every key; lists are joined by semicolons."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(dict.fromkeys(key for record in table.records for key in record)))
     writer.writeheader()
     for record in table.records:
-        cells = {key: "; ".join(map(str, v)) if isinstance(v, list) else v for key, v in record.items()}
-        writer.writerow(cells)
+        writer.writerow({key: "; ".join(map(str, v)) if isinstance(v, list) else v for key, v in record.items()})
     return text.getvalue()
 
 
 def html_table(part: Part, *, caption: str = "", css: str = "") -> str:
     """A part for a page, with CSS classes, in a frame that scrolls sideways on a narrow screen."""
-    head = "".join(
-        f'<th scope="col"{_attributes(part, column)}>{escape(name)}</th>' for column, name in enumerate(part.columns)
-    )
+    columns = enumerate(part.columns)
+    head = "".join(f'<th scope="col"{_attributes(part, at)}>{escape(name)}</th>' for at, name in columns)
     rows = []
     for line in part.lines:
         first, *others = (escape(cell) for cell in line.cells)
@@ -171,11 +154,7 @@ def markdown_table(rows: Iterable[Sequence[str]], *, is_number: Callable[[int], 
 
 
 def latex_escape(text: str) -> str:
-    r"""Text that LaTeX prints as it stands.
-
-    >>> latex_escape("mpa_ap & 5 % of {x} ± 1")
-    'mpa\\_ap \\& 5 \\% of \\{x\\} $\\pm$ 1'
-    """
+    """Text that LaTeX prints as it stands."""
     return "".join(_LATEX.get(character, character) for character in one_line(text))
 
 
@@ -194,11 +173,7 @@ def counted(number: int, one: str, many: str | None = None) -> str:
 
 
 def signed(value: float, digits: int = 1) -> str:
-    """A difference with its sign.
-
-    >>> signed(0.25), signed(-1.0)
-    ('+0.2', '−1.0')
-    """
+    """A difference with its sign."""
     return f"{value:+.{digits}f}".replace("-", "−")
 
 
@@ -209,13 +184,10 @@ def _rich(part: Part) -> RichTable:
         heading = name.replace(" ", "\n") if number else name
         shown.add_column(heading, justify="right" if number else "left", overflow="fold", no_wrap=number)
     for line in part.lines:
-        texts = [Text(cell.replace(" ± ", "±"), style=_style(cell)) for cell in line.cells]
+        marks = ("green" if "▲" in cell else "red" if "▼" in cell else "" for cell in line.cells)
+        texts = [Text(cell.replace(" ± ", "±"), style) for cell, style in zip(line.cells, marks, strict=True)]
         shown.add_row(*texts, style=_STYLES.get(line.style))
     return shown
-
-
-def _style(cell: str) -> str:
-    return "green" if "▲" in cell else ("red" if "▼" in cell else "")
 
 
 def _attributes(part: Part, column: int, bar: float | None = None) -> str:

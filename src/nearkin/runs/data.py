@@ -36,7 +36,6 @@ class RunData:
     images: OpenedImages
     protocol: Protocol
     changes: Changes
-    """What has changed since."""
 
 
 def open_data(
@@ -69,7 +68,7 @@ def open_run_data(
 
 
 def open_own_data(folder: RunFolder, section: DataSection, *, progress: Progress | None = None) -> OpenedImages:
-    """Open the data of a run; where its folder of images has moved, the error says what to do."""
+    """Open the data of a run; the error says what to do where its folder of images has moved."""
     try:
         return open_data(with_root_found(section), progress=progress)
     except DataError as error:
@@ -82,7 +81,7 @@ def open_own_data(folder: RunFolder, section: DataSection, *, progress: Progress
 
 
 def with_root_found(section: DataSection) -> DataSection:
-    """The section of a run; where its folder of benchmarks is gone, the default one is taken instead."""
+    """The section of a run, with the default folder of benchmarks where its own is gone."""
     gone = section.root is not None and not Path(section.root).is_dir()
     return dataclasses.replace(section, root=None) if gone else section
 
@@ -92,15 +91,8 @@ def split_as_stored(
 ) -> RunData:
     """What a run was trained and tested on, among the images that are there now; notices say what has changed.
 
-    This is the only way from a run folder to a protocol. Images are recognised by their content; classes and split are
-    those that the run stored.
-
-    Args:
-        folder: of the run.
-        recipe: of the run.
-        now: its data as they are.
-        scored: the splits that will be scored; images lost from others need no notice.
-        trains: whether training resumes, which needs every one of its images.
+    Images are recognised by their content; classes and split are those that the run stored. Images lost from splits
+    that are not ``scored`` need no notice. With ``trains`` training resumes, which needs every one of its images.
     """
     images, splits, changes = folder.split.restore(now, by_name=is_benchmark(recipe.data.source))
     if trains:
@@ -112,16 +104,16 @@ def split_as_stored(
 
 def notice_changed_images(folders: Iterable[RunFolder]) -> None:
     """Give a notice where the images of one source changed between runs that are compared with each other."""
-    first: dict[str, tuple[str, RunFolder]] = {}
+    first: dict[str, RunFolder] = {}
     for folder in folders:
         if folder.images is None:
             continue
-        source, images = folder.images
-        before, other = first.setdefault(source, (images, folder))
-        if images != before:
+        source, _ = folder.images
+        other = first.setdefault(source, folder)
+        if folder.images != other.images:
             notice(
-                f"the images of {source} changed between {other.path} and {folder.path}: their scores cannot be "
-                f"compared. Run them again in another folder to compare them"
+                f"the images of {source} changed between {other.path} and {folder.path}, so their scores cannot be "
+                f"compared: run them again in another folder"
             )
             return
 
@@ -139,7 +131,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Pictures that occur more than once; an example is two of their rows, each as id and part."""
+    """Pictures that occur more than once; an example is two rows, each as id and part."""
 
     count: int = 0
     examples: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
@@ -147,7 +139,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class RepeatedPictures:
-    """The same picture, or one that is nearly the same, where it makes scores wrong."""
+    """The same or nearly the same picture where it makes scores wrong."""
 
     leaks: Repeated = Repeated()
     """In training and among what is scored."""
@@ -166,7 +158,7 @@ class DataReport:
     images: int
     classes: int
     smallest: tuple[str, int]
-    """The class with the fewest images, and their number."""
+    """The class with the fewest images, and their number; ``largest`` likewise."""
     largest: tuple[str, int]
     single: int
     """Classes with one image only."""
@@ -188,7 +180,7 @@ def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = No
         parts = _parts(protocol or Protocol(recipe.protocol, data.table))
     except DataError:  # too few classes; the images that were left out may be why
         parts = {}
-    kept = recipe.data.cache != "memory" and not data.table.in_memory
+    kept = recipe.data.cache != "memory" and not isinstance(data.table.images, np.ndarray)
     return describe_data(
         data, parts, compare=not is_benchmark(recipe.data.source), kept_in=str(cache_root()) if kept else None
     )
@@ -197,10 +189,7 @@ def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = No
 def describe_data(
     opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]], *, compare: bool = True, kept_in: str | None = None
 ) -> DataReport:
-    """The report on ``opened``, whose rows are divided into ``parts``.
-
-    ``compare`` looks for pictures that occur more than once, which takes some seconds for ten thousand images.
-    """
+    """The report on ``opened``, whose rows are divided into ``parts``; ``compare`` looks for repeated pictures."""
     table = opened.table
     rows_used = np.concatenate(list(parts.values())) if parts else np.arange(len(table))
     unused = np.setdiff1d(np.arange(len(table)), rows_used)
@@ -234,10 +223,11 @@ def _parts(protocol: Protocol) -> dict[str, NDArray[np.int64]]:
         parts[NEW_IMAGES] = protocol.holdout
     if protocol.validation is not None:
         parts["validation"] = protocol.validation.query
-    if protocol.test is not None and protocol.test.gallery is None:
-        parts["test"] = protocol.test.query
-    elif protocol.test is not None and protocol.test.gallery is not None:
-        parts |= {"queries": protocol.test.query, "gallery": protocol.test.gallery}
+    test = protocol.test
+    if test is not None and test.gallery is None:
+        parts["test"] = test.query
+    elif test is not None and test.gallery is not None:
+        parts |= {"queries": test.query, "gallery": test.gallery}
     return parts
 
 
@@ -245,8 +235,7 @@ def _repeated(opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]]) -> R
     table = opened.table
     if len(table) > MAX_IMAGES:
         return RepeatedPictures(complete=False)
-    part_of = np.zeros(len(table), dtype=np.int64)
-    names = [UNUSED, *parts]
+    names, part_of = [UNUSED, *parts], np.zeros(len(table), dtype=np.int64)
     for number, rows in enumerate(parts.values(), start=1):
         part_of[rows] = number
     groups, complete = find_duplicates(opened.images, table.labels * len(names) + part_of)

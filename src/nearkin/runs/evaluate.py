@@ -27,7 +27,7 @@ from nearkin.runs.scores import EvaluationResult
 from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
-from nearkin.training.embedding import embed_images, embedded_by_all
+from nearkin.training.embedding import embed_images
 from nearkin.training.recipe_check import load_recipe
 
 
@@ -58,10 +58,10 @@ def evaluate_run(
         data: a folder with one folder per class, a manifest or a benchmark; default: the run's own test classes.
         data_root: the folder that holds the benchmarks.
         class_folders: which folders of ``data`` are the classes (:func:`~nearkin.data.folder.read_folder`).
-        which: ``best`` or ``last`` checkpoint.
-        device: where to compute; default: the best there is.
-        flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
-        eval_size: side of the crops in pixels; default: as the run was scored.
+        which: as ``device``, ``flip`` and ``eval_size`` for :func:`~nearkin.runs.trained_run.load_run`.
+        device: where to compute.
+        flip: whether an embedding is averaged with the mirror image's.
+        eval_size: side of the crops in pixels.
         also: further runs, whose embeddings are concatenated with those of the first.
         rerank: orders the rankings again, which needs all test images at once.
         progress: called while images are decoded.
@@ -88,7 +88,7 @@ def evaluate_run(
         announce(describe_data(opened, {"scored": part.rows}, compare=not is_benchmark(data)))
 
     def embed(rows: NDArray[np.int64]) -> Tensor:
-        parts = [one.embed_together(opened.images, rows) for one in runs]
+        parts = [one.embed(opened.images, rows, together=True) for one in runs]
         if len(parts) == 1:
             return parts[0]
         joined = concatenate_embeddings(parts, normalisation=run.encoder.normalisation)
@@ -129,7 +129,7 @@ def evaluate_backbone(
 ) -> EvaluationResult:
     """Scores of a backbone's pooled features, without a head, on the test split of ``data`` or on all of it.
 
-    Images and features are treated as in training on own photos, so that the scores compare with those of such a run.
+    Images are treated as in training on own photos.
 
     Args:
         backbone: a name as in recipes.
@@ -145,11 +145,12 @@ def evaluate_backbone(
     """
     brings_weights = ":" in backbone
     start = None if weights is None and brings_weights else str(weights or "imagenet")
-    changes = [f"encoder.backbone={json.dumps(backbone)}", f"encoder.weights={json.dumps(start)}", "encoder.dim=null"]
-    changes += [f"data.source={json.dumps(data)}"]
-    changes += [] if data_root is None else [f"data.root={json.dumps(str(data_root))}"]
-    changes += [] if class_folders is None else [f"data.class_folders={class_folders}"]
-    recipe = load_recipe("own_photos/pretrained", [*changes, *overrides])
+    changes: dict[str, str | None] = {"encoder.backbone": backbone, "encoder.weights": start, "encoder.dim": None}
+    changes |= {"data.source": data}
+    changes |= {} if data_root is None else {"data.root": str(data_root)}
+    changes |= {} if class_folders is None else {"data.class_folders": class_folders}
+    written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    recipe = load_recipe("own_photos/pretrained", [*written, *overrides])
     with ranks.joined(), float32_products(recipe.training.precision):
         torch_device = pick_device(device or recipe.training.device)
         encoder = encoder_from(recipe.encoder).to(torch_device)
@@ -165,21 +166,18 @@ def evaluate_backbone(
                     watch("scoring the backbone", done, len(rows))
 
             show(0)
-            return embedded_by_all(
-                lambda local_rows, local_progress: embed_images(
-                    encoder,
-                    opened.images,
-                    eval_transform_of(recipe),
-                    rows=local_rows,
-                    batch_size=recipe.training.evaluation_batch_size,
-                    workers=recipe.data.workers,
-                    device=torch_device,
-                    dtype=autocast_dtype(recipe.training.precision, torch_device),
-                    progress=local_progress,
-                    flip=recipe.protocol.flip,
-                ),
-                rows,
-                show,
+            return embed_images(
+                encoder,
+                opened.images,
+                eval_transform_of(recipe),
+                rows=rows,
+                batch_size=recipe.training.evaluation_batch_size,
+                workers=recipe.data.workers,
+                device=torch_device,
+                dtype=autocast_dtype(recipe.training.precision, torch_device),
+                progress=show,
+                flip=recipe.protocol.flip,
+                together=True,
             )
 
         scores = protocol.score(part, embed, distance=encoder.distance, final=True)
@@ -198,7 +196,7 @@ def evaluate_backbone(
 def _test_part(section: ProtocolSection, opened: OpenedImages) -> tuple[Protocol, EvaluationSet | None]:
     """The test split of data that have one, or all images."""
     table = opened.table
-    if any(table.has_split(name) for name in ("test", "query")):
+    if np.isin(table.splits, ("test", "query")).any():
         # A final model's protocol has no test classes.
         name = "conventional" if section.name == "everything" else section.name
         protocol = Protocol(replace(section, name=name), table)
@@ -209,27 +207,22 @@ def _test_part(section: ProtocolSection, opened: OpenedImages) -> tuple[Protocol
 
 def _conditions(runs: Sequence[TrainedRun], rerank: Rerank | None) -> str | None:
     """All that is unusual about the scores, in words that every table shows."""
-    conditions = [as_tested("", runs[0].recipe.protocol)]
-    if len(runs) > 1:
-        conditions.append(
-            f"embeddings concatenated with those of {', '.join(str(run.folder.path) for run in runs[1:])}"
-        )
+    conditions, others = [as_tested("", runs[0].recipe.protocol)], [str(run.folder.path) for run in runs[1:]]
+    conditions += [f"embeddings concatenated with those of {', '.join(others)}"] if others else []
     conditions += [] if rerank is None else [str(rerank)]
     return "; ".join(filter(None, conditions)) or None
 
 
 def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) -> dict[str, int]:
-    """How many of the images and classes to be scored the run has seen in training."""
+    """How many of the images and classes to be scored the run has seen in training, classes by images or names."""
     split, table, rows = folder.split, opened.table, np.unique(part.rows)
     images = [row for row in rows.tolist() if opened.digests[row] in split.trained]
-    classes = {
-        label for label in np.unique(table.labels[rows]).tolist() if table.class_names[label] in split.trained_classes
-    }
+    labels = np.unique(table.labels[rows]).tolist()
+    classes = {label for label in labels if table.class_names[label] in split.trained_classes}
     return {"images": len(images), "classes": len(classes | set(table.labels[images].tolist()))}
 
 
 def _note(trained_on: Mapping[str, int], opened: OpenedImages, part: EvaluationSet) -> str | None:
-    """A warning where images or classes are scored that trained the encoder."""
     rows = np.unique(part.rows)
     images, classes = len(rows), len(np.unique(opened.table.labels[rows]))
     if trained_on["images"] == images:
@@ -238,7 +231,7 @@ def _note(trained_on: Mapping[str, int], opened: OpenedImages, part: EvaluationS
         return None
     return (
         f"it was trained on {trained_on['images']:,} of these {images:,} images, and on {trained_on['classes']:,} of "
-        f"these {classes:,} classes by their images or names, so this is no score on classes never seen"
+        f"these {classes:,} classes, so this is no score on classes never seen"
     )
 
 
@@ -251,6 +244,6 @@ def _nothing_to_score(run: TrainedRun, data: str) -> str:
         shown = ", ".join(f"{name} {100 * test[name]:.1f}" for name in ("R@1", "MAP@R") if name in test)
         score = f" Its score is that of {final_of.run}, on classes new to that: {shown}." if shown else ""
     return (
-        f"{run.folder.path} was trained on every class of {data!r}, so there are none that it has never seen.{score} "
-        f"Score it on images of other classes with --data FOLDER"
+        f"{run.folder.path} was trained on every class of {data!r}.{score} Score it on images of other classes with "
+        f"--data FOLDER"
     )

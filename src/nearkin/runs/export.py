@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -42,9 +41,7 @@ Format = Literal["onnx", "safetensors"]
 TO_TORCH = 1e-5
 """The largest difference allowed between a number of an embedding and the same computation in torch."""
 TO_PILLOW = 1.25
-"""The largest difference allowed between a pixel of the file's crop and Pillow's, in levels of 256.
-
-Pillow rounds twice, by half a level each; a quarter is left for single precision in images of thousands of pixels.
+"""The largest difference allowed between a pixel of the file's crop and Pillow's, which rounds twice, in levels of 256.
 """
 
 _CHECKED_IMAGES = 6
@@ -55,16 +52,16 @@ _ENCODER_KEY, _FLIP_KEY = "nearkin.encoder", "nearkin.flip"
 
 @dataclass(frozen=True)
 class Check:
-    """How far the file's embeddings of real images are from those of the run."""
+    """How far the file's embeddings of real images are from those of the run, at most."""
 
     images: str
     """Number and origin of the images."""
     to_torch: float
-    """The largest difference of any number to the same preprocessing in torch."""
+    """Of any number of an embedding, with the same crops."""
     to_pillow: float
-    """The largest difference of a pixel of the crop to Pillow's, in levels of 256."""
+    """Of a pixel of the crop, in levels of 256."""
     distance: float
-    """The largest distance between embeddings that this makes, when the file resizes instead of Pillow."""
+    """Between embeddings, where the file resizes instead of Pillow."""
 
 
 @dataclass(frozen=True)
@@ -137,10 +134,8 @@ def export(
 class PixelsToEmbeddings(nn.Module):
     """uint8 ``[N, H, W, 3]`` in RGB with any N, H and W → float32 ``[N, dim]``, as one module that exporters can trace.
 
-    The evaluation crop is made as :meth:`~nearkin.data.transforms.Transform.evaluate` makes it with Pillow: bilinear,
-    with the filter widened by the reduction. Pillow rounds to whole levels after columns and after rows. Here nothing
-    is rounded, so that single values are up to one level of 256 apart. No branch depends on a size, since a traced
-    graph would keep only the branch that was taken.
+    The evaluation crop is made as :meth:`~nearkin.data.transforms.Transform.evaluate` makes it with Pillow, without its
+    rounding. No branch depends on a size, since a traced graph would keep only the branch that was taken.
 
     >>> from nearkin.encoders import build_encoder
     >>> module = PixelsToEmbeddings(build_encoder("small", dim=8), Transform(name="tiny", size=32, resize=40))
@@ -201,7 +196,8 @@ def write_onnx(graph: PixelsToEmbeddings, settings: Settings, path: Path) -> Non
     # An example with two of each, as a size of one would be taken for a constant.
     example = torch.zeros(2, graph.resize + 5, graph.resize + 14, 3, dtype=torch.uint8)
     any_size = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
-    with torch.no_grad(), _without_exporter_remarks():
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # remarks on optional packages
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         program = torch.export.export(graph, (example,), dynamic_shapes={"images": any_size})
         written = torch.onnx.export(
             program, dynamo=True, verbose=False, input_names=["images"], output_names=["embeddings"]
@@ -215,17 +211,13 @@ def write_onnx(graph: PixelsToEmbeddings, settings: Settings, path: Path) -> Non
 
 
 def write_weights(graph: PixelsToEmbeddings, section: EncoderSection, settings: Settings, path: Path) -> None:
-    """Write the weights as safetensors, with the recipe's section on the encoder, from which nearkin rebuilds it."""
+    """Write the weights as safetensors, with the recipe's section on the encoder."""
     from safetensors.torch import save_file
 
     tensors = {name: value.detach().cpu().contiguous() for name, value in graph.encoder.state_dict().items()}
-    described = dataclasses.asdict(dataclasses.replace(section, weights=None))
-    metadata = {
-        METADATA_KEY: settings.to_json(),
-        _ENCODER_KEY: json.dumps(described),
-        _FLIP_KEY: json.dumps(graph.flip),
-    }
-    save_file(tensors, path, metadata=metadata)
+    described = json.dumps(dataclasses.asdict(dataclasses.replace(section, weights=None)))
+    flip = json.dumps(graph.flip)
+    save_file(tensors, path, {METADATA_KEY: settings.to_json(), _ENCODER_KEY: described, _FLIP_KEY: flip})
 
 
 def read_weights(path: Path) -> ExportedModel:
@@ -253,20 +245,6 @@ def read_weights(path: Path) -> ExportedModel:
     return ExportedModel(settings, compute)
 
 
-@contextlib.contextmanager
-def _without_exporter_remarks() -> Iterator[None]:
-    """Silence the exporters' remarks on optional packages and on their own use of torch."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
-
-
 def _prefixes(trained: frozenset[str] | None) -> str | None:
     """What a file tells of the images that trained it; nothing where it would take megabytes."""
     if trained is None or len(trained) > MOST_TRAINED:
@@ -288,17 +266,16 @@ def _target(run: str | Path, output: str | Path | None, suffix: str) -> Path:
 def _photos(
     trained: TrainedRun, given: ImageInput | Iterable[ImageInput] | None, data_root: str | Path | None
 ) -> tuple[list[NDArray[np.uint8]], str]:
-    """A few real images, and where they come from."""
     if given is not None:
-        opened = ImageInputs(given, shorter_side=None)
-        return [opened[row] for row in range(min(len(opened), _CHECKED_IMAGES))], "images that were given"
+        inputs = ImageInputs(given, shorter_side=None)
+        return [inputs[row] for row in range(min(len(inputs), _CHECKED_IMAGES))], "images that were given"
     section = with_root_found(trained.recipe.data)
     section = section if data_root is None else dataclasses.replace(section, root=str(data_root))
     try:
         table = read_source(section.source, root=section.root, class_folders=section.class_folders)
         rows = np.unique(np.linspace(0, len(table) - 1, _CHECKED_IMAGES).astype(int)).tolist()
-        opened = ImageInputs([table.images[row] for row in rows], shorter_side=None)
-        return [opened[row] for row in range(len(opened))], "images of the run"
+        inputs = ImageInputs([table.images[row] for row in rows], shorter_side=None)
+        return [inputs[row] for row in range(len(inputs))], "images of the run"
     except DataError as error:
         raise DataError(
             f"the run's images, to check the file on, are missing ({error}): give others with --images"
@@ -312,7 +289,6 @@ def _check(
     photos: Sequence[NDArray[np.uint8]],
     origin: str,
 ) -> Check:
-    """Compare the file with the run; raises where they differ by more than the tolerances."""
     if not photos:
         raise RecipeError("there is no image to check the file on: give at least one")
     photos = [variant for photo in photos for variant in _at_three_sizes(photo)]
@@ -331,8 +307,7 @@ def _check(
     if not (to_torch <= TO_TORCH and to_pillow <= TO_PILLOW):
         raise DataError(
             f"nothing was written: embeddings of {len(photos)} {origin} are {to_torch:.1e} from the run's in torch "
-            f"({TO_TORCH:.0e} is allowed), and pixels {to_pillow:.2f} levels from Pillow's ({TO_PILLOW:g}). Take "
-            f"another format, and report which backbone it was"
+            f"({TO_TORCH:.0e} is allowed), and pixels {to_pillow:.2f} levels from Pillow's ({TO_PILLOW:g})"
         )
     return Check(f"{len(photos)} {origin}", to_torch, to_pillow, distance)
 
@@ -352,9 +327,9 @@ def _card(trained: TrainedRun, file: Path, check: Check) -> str:
     scores = folder.scores() if folder.is_finished else begun
     use = [
         f"`{file.name}` takes raw pixels, uint8 `[N, H, W, 3]` in RGB of any size, and crops inside. On {check.images} "
-        f"its embeddings were at most {check.to_torch:.0e} from the same computation in torch in any number. Where the "
-        f"file resizes instead of Pillow, which is used in training, pixels were at most {check.to_pillow:.2f} levels "
-        f"of 256 apart, and embeddings {check.distance:.3f}; `encode` below crops with Pillow.",
+        f"its embeddings were at most {check.to_torch:.0e} from torch's in any number. Its crops were at most "
+        f"{check.to_pillow:.2f} levels of 256 from Pillow's, as used in training and by `encode` below, and the "
+        f"embeddings of these {check.distance:.3f}.",
         "",
         "```python",
         "import nearkin",

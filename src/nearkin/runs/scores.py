@@ -1,4 +1,4 @@
-"""What runs report, as types: ``scores.json`` of a run, ``mlrc.json`` of a reality check, the result of evaluating."""
+"""What runs report: ``scores.json`` of a run, ``mlrc.json`` of a reality check, the result of an evaluation."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Record(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions under which a run was trained and scored; the same words in every table."""
+    """How a run was trained and scored; the same words in every table."""
 
     data: str = ""
     objective: str = ""
@@ -46,7 +46,7 @@ class Conditions:
     test_classes: str = ""
     """Whether training has seen the classes that are scored."""
     training_conditions: str | None = None
-    """Such as a tenth of the training images used, or labels replaced."""
+    """Such as labels replaced."""
     weights: str | None = None
     """Set where the scored weights are an average over the steps."""
     seed: int = 0
@@ -87,9 +87,8 @@ class NewImages:
         New images of known classes: 91.2 % get the right label. At the default threshold 8.0 % get none, and 75.0 %
         do so where their own class is taken out (98 images of 60 classes that did not train).
         """
-        right, refused, unknown = (
-            f"{100 * share:.1f} %" for share in (self.accuracy, self.refused, self.unknown_refused)
-        )
+        shares = (self.accuracy, self.refused, self.unknown_refused)
+        right, refused, unknown = (f"{100 * share:.1f} %" for share in shares)
         return (
             f"New images of known classes: {right} get the right label. At the default threshold {refused} get none, "
             f"and {unknown} do so where their own class is taken out ({self.images:,} images of {self.classes:,} "
@@ -166,13 +165,12 @@ class Scores(Record):
 
     @property
     def chosen(self) -> Evaluation:
-        """The chosen evaluation, empty where there is none."""
         return self.best or {}
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult(Record):
-    """Scores of an encoder on images that need not be its own: of a run, or of a backbone without any training."""
+    """Scores on images that need not be its own, of a run or of a backbone without any training."""
 
     data: str
     images: int
@@ -197,7 +195,7 @@ class EvaluationResult(Record):
 
 @dataclass(frozen=True)
 class Combinations:
-    """Ensembles take one repeat of every fold: how many were scored, and how many are possible."""
+    """Ensembles of one repeat of every fold: how many were scored, and how many are possible."""
 
     scored: int = 1
     possible: int = 1
@@ -224,10 +222,7 @@ class FoldModel:
 
 @dataclass(frozen=True, eq=False)
 class EnsembleScores(Record):
-    """The models of a reality check alone and together.
-
-    ``separate`` is the mean of a repeat's models; ``concatenated`` scores their concatenated embeddings.
-    """
+    """A reality check: the mean score of a repeat's models, and the score of their ``concatenated`` embeddings."""
 
     conditions: Conditions
     select_by: str

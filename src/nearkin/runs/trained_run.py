@@ -36,7 +36,7 @@ from nearkin.training import checkpoint
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.checkpoint import read_checkpoint
 from nearkin.training.device import autocast_dtype, float32_products, pick_device
-from nearkin.training.embedding import embed_images, embedded_by_all
+from nearkin.training.embedding import embed_images
 from nearkin.training.recipe_check import load_recipe
 
 
@@ -58,13 +58,13 @@ class TrainedRun:
         *,
         batch_size: int | None = None,
         progress: Callable[[int], None] | None = None,
+        together: bool = False,
     ) -> Tensor:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
         One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
         file would be (:class:`~nearkin.data.image_inputs.ImageInputs`). Or what ``open_data`` has opened, of which
-        ``rows`` may choose some. The default batch size is that of evaluation. ``progress`` is called after each batch
-        with the number of images done.
+        ``rows`` may choose some. The other arguments are those of :func:`~nearkin.training.embedding.embed_images`.
         """
         with float32_products(self.recipe.training.precision):
             return embed_images(
@@ -78,11 +78,8 @@ class TrainedRun:
                 dtype=self.dtype,
                 progress=progress,
                 flip=self.recipe.protocol.flip,
+                together=together,
             )
-
-    def embed_together(self, images: Images, rows: NDArray[np.int64]) -> Tensor:
-        """As :meth:`embed`, shared between all processes of torchrun: each embeds a part, and all get the whole."""
-        return embedded_by_all(lambda part, _: self.embed(images, part), rows)
 
 
 def load_run(
@@ -95,8 +92,8 @@ def load_run(
 ) -> TrainedRun:
     """Load the encoder of a run folder, by default its best weights.
 
-    Images are embedded as the run was scored, unless ``flip`` or ``eval_size`` say otherwise: with mirror images, and
-    as crops of another size.
+    Images are embedded as the run was scored, unless ``flip`` (average with the mirror image) or ``eval_size`` (pixels
+    of the crops' side) say otherwise.
     """
     if which not in ("best", "last"):
         raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
@@ -106,8 +103,8 @@ def load_run(
         evaluations = folder.evaluations()
         epoch = f"{evaluations[-1]['epoch']:g}" if evaluations else "0"
         notice(
-            f"{folder.path} is not finished (epoch {epoch} of {recipe.training.epochs}), so its {which} weights so far "
-            f"are used. Continue it with: {folder.resume_command}, or end it with: nearkin train {folder.path} --finish"
+            f"{folder.path} is not finished (epoch {epoch} of {recipe.training.epochs}): its {which} weights are used. "
+            f"Continue it with: {folder.resume_command}, or end it with: nearkin train {folder.path} --finish"
         )
     changes = {"protocol.flip": flip, "protocol.eval_size": eval_size}
     if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
@@ -144,10 +141,7 @@ def model_of_run(run: TrainedRun) -> Model:
 
 
 def identity_of(run: TrainedRun) -> str:
-    """A hash of all that decides which vector an image gets: weights, architecture, crops, normalisation, dimension.
-
-    The device and its precision are left out: they change a vector by rounding alone.
-    """
+    """A hash of all that decides which vector an image gets, but for rounding."""
     encoder, section, transform = run.encoder, run.recipe.encoder, run.transform
     settings = {
         "architecture": [section.backbone, section.pooling, section.last_stride, dict(section.options)],
@@ -184,7 +178,7 @@ class ClassProxies:
 
 
 def proxies_of(path: Path, dim: int) -> ClassProxies | None:
-    """The proxies of the run's loss at its best weights, for those who have the run folder without its images.
+    """The proxies of the run's loss at its best weights.
 
     None for an exported file, a loss on pairs, a method with its own proxies, and proxies of another dimension.
     """
@@ -211,7 +205,7 @@ _BYTES_PER_NUMBER = {".npz": 4, ".csv": 13}
 
 @dataclass(frozen=True)
 class EmbeddedFiles:
-    """What :func:`embed_files` has written, and what it could not read."""
+    """What :func:`embed_files` has written and could not read."""
 
     ids: tuple[str, ...]
     dim: int
@@ -241,10 +235,10 @@ def embed_files(
         path: a run folder.
         sources: image files, folders with or without class folders, manifests with or without labels; one or several.
         output: the file to write; whether that is possible is checked first.
-        which: ``best`` or ``last`` checkpoint.
-        device: as for training.
-        flip: whether an embedding is averaged with the mirror image's; default: as the run was scored.
-        eval_size: side of the crops; default: as the run was scored.
+        which: as ``device``, ``flip`` and ``eval_size`` for :func:`load_run`.
+        device: where to compute.
+        flip: whether an embedding is averaged with the mirror image's.
+        eval_size: side of the crops in pixels.
         progress: called while images are decoded.
     """
     target = Path(output).expanduser()
@@ -256,20 +250,17 @@ def embed_files(
         opened = ranks.first_on_each_machine(lambda: open_data(section, table=table, progress=progress))
         needed = len(opened.table) * run.encoder.dim * _BYTES_PER_NUMBER[target.suffix]
         ranks.from_first(lambda: check_room(target.parent, needed, target.name))
-        rows = np.arange(len(opened.table), dtype=np.int64)
-        embeddings = run.embed_together(opened.images, rows).cpu().numpy()
+        embeddings = run.embed(opened.images, together=True).cpu().numpy()
         if ranks.is_first():
             write_atomically(target, (_npz if target.suffix == ".npz" else _csv)(opened.table, embeddings))
         return EmbeddedFiles(opened.table.ids, run.encoder.dim, tuple(opened.unreadable), table.left_out)
 
 
 def check_output(target: Path) -> None:
-    """Refuse, before any work, a ``target`` that cannot be written."""
     if target.suffix not in _BYTES_PER_NUMBER:
         raise RecipeError(f"the output file must end in .npz or .csv, got {str(target)!r}")
     if not target.parent.is_dir():
-        what = "is not a folder" if target.parent.exists() else "does not exist"
-        raise RecipeError(f"cannot write {target.name}: the folder {str(target.parent)!r} {what}; make it first")
+        raise RecipeError(f"cannot write {target.name}: there is no folder {str(target.parent)!r}; make it first")
     if target.is_dir():
         raise RecipeError(f"cannot write {str(target)!r}: it is a folder; give a file name in it")
     check_writable(target.parent)

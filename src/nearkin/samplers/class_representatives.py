@@ -23,9 +23,8 @@ class ClassRepresentativeSampler(ClassSampler):
 
     Classes come in shuffled rounds, and batch number b is a function of b alone. With hard negative class mining
     (``embeddings`` given) only the first class of a batch comes from the rounds, and the others are those whose
-    representatives lie nearest to its own, by their last known embeddings: one product and one selection over the
-    classes. The trainer hands the embeddings of a batch's representatives back through :meth:`refresh`, so no batch
-    may be drawn ahead of that.
+    representatives lie nearest to its own, by the embeddings that :meth:`refresh` was last given. So no batch may be
+    drawn ahead of that.
 
     Args:
         labels: the class of every row, 0, 1, ….
@@ -58,14 +57,13 @@ class ClassRepresentativeSampler(ClassSampler):
         embeddings: Tensor | None = None,
         seed: int,
     ) -> None:
-        if images_per_class < 2:
-            raise ValueError(
-                f"images_per_class must be at least 2 (a representative and an example), got {images_per_class}"
-            )
-        if steps_per_projection is not None and steps_per_projection < 0:
-            raise ValueError(f"steps_per_projection must be at least 0 (endless), got {steps_per_projection}")
-        if occurrences < 1:
-            raise ValueError(f"occurrences must be at least 1, got {occurrences}")
+        for name, value, least in (
+            ("images_per_class", images_per_class, 2),
+            ("steps_per_projection", steps_per_projection or 0, 0),
+            ("occurrences", occurrences, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}")
         super().__init__(labels, batch_size=batch_size, images_per_class=images_per_class)
         classes = len(self.rows)
         if embeddings is not None and len(embeddings) != classes:
@@ -73,6 +71,7 @@ class ClassRepresentativeSampler(ClassSampler):
         if steps_per_projection is None:
             steps_per_projection = -(-occurrences * classes // self.classes_per_batch)
         self.steps_per_projection = steps_per_projection
+        self.num_representatives = self.classes_per_batch
         self.embeddings = embeddings
         self.lookahead = 4 if embeddings is None else 0
         self._turns = np.zeros(classes, dtype=np.int64)
@@ -84,22 +83,13 @@ class ClassRepresentativeSampler(ClassSampler):
             for c, rows in enumerate(self.rows)
         ]
 
-    @property
-    def num_representatives(self) -> int:
-        """How many rows at the head of a batch are representatives."""
-        return self.classes_per_batch
-
-    def projection_of(self, number: int) -> int:
-        """The projection that batch ``number`` belongs to."""
-        return number // self.steps_per_projection if self.steps_per_projection else 0
-
     def representatives(self, projection: int) -> NDArray[np.int64]:
         """The row that represents each class in a projection, ``[C]``."""
         places = [self._representative(c, projection) for c in range(len(self.rows))]
         return np.array([rows[place] for rows, place in zip(self.rows, places, strict=True)], dtype=np.int64)
 
     def next_batch(self) -> NDArray[np.int64]:
-        projection = self.projection_of(self.drawn)
+        projection = self.drawn // self.steps_per_projection if self.steps_per_projection else 0
         classes = self._classes[self.drawn]
         if self.embeddings is None:
             turns = self._classes.round_of(self.drawn)
@@ -135,7 +125,7 @@ class ClassRepresentativeSampler(ClassSampler):
             self.embeddings.copy_(state["embeddings"])
 
     def _nearest(self, known: Tensor, first: int) -> NDArray[np.int64]:
-        """``first`` and the classes nearest to it; only their numbers leave the device."""
+        """``first`` and the classes nearest to it."""
         # ‖a‖² − ‖a − b‖² = 2 a·b − ‖b‖²: the larger, the nearer.
         closeness = torch.mv(known, known[first]).mul_(2.0).sub_(torch.linalg.vector_norm(known, dim=1).square_())
         closeness[first] = float("inf")

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Unpack
 
-import numpy as np
 from PIL import Image
 
+from nearkin.data.image_inputs import ImageInputs
 from nearkin.errors import DataError, NearkinError
 from nearkin.index.index import Stored
 from nearkin.index.items import Item
@@ -47,7 +47,7 @@ class Client:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def search(self, query: Any = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]:
-        """As :meth:`Index.search <nearkin.Index.search>`, of one query and without ``rerank``.
+        """As :meth:`Index.search <nearkin.Index.search>`, of one query.
 
         The query is a path of this machine, bytes, a Pillow image or a uint8 array; the id of an item; a vector.
         """
@@ -86,8 +86,7 @@ class Client:
 
     def status(self) -> dict[str, Any]:
         """What the server's index holds, and the limits of requests: the answer of ``/index``."""
-        status: dict[str, Any] = self._json("GET", "/index")
-        return status
+        return dict(self._json("GET", "/index"))
 
     def _upload(self, path: str, image: Any, parts: Mapping[str, str]) -> Any:
         boundary = secrets.token_hex(16)
@@ -109,8 +108,7 @@ class Client:
         request = urllib.request.Request(self._url + path, body, headers, method=method)
         try:
             with self._opener.open(request, timeout=self._timeout) as answer:
-                content: bytes = answer.read()
-                return content
+                return bytes(answer.read())
         except urllib.error.HTTPError as error:
             try:
                 message = str(json.loads(error.read())["error"])
@@ -150,12 +148,6 @@ def _bytes_of(image: Any) -> bytes:
             return Path(image).expanduser().read_bytes()
         except OSError as error:
             raise DataError(f"cannot read {str(image)!r}: {error.strerror or error}") from error
-    if hasattr(image, "detach"):
-        image = image.detach().cpu().numpy()
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.ndim in (2, 3):
-        image = Image.fromarray(image)
-    if not isinstance(image, Image.Image):
-        raise DataError(f"cannot send {type(image).__name__}: give a path, bytes, a Pillow image or a uint8 array")
     content = io.BytesIO()
-    (image if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else image.convert("RGB")).save(content, "PNG")
+    Image.fromarray(ImageInputs([image], shorter_side=None)[0]).save(content, "PNG")
     return content.getvalue()

@@ -90,6 +90,9 @@ class _Process:
             stderr=subprocess.DEVNULL,
             env=environment,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._jobs, self._answers = self._process.stdin, self._process.stdout
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -116,27 +119,23 @@ class _Process:
                 self.end()
 
     def _exchange(self, head: bytes, content: bytes) -> NDArray[np.uint8]:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(head)
-        self._process.stdin.write(content)
-        self._process.stdin.flush()
+        self._jobs.write(head)
+        self._jobs.write(content)
+        self._jobs.flush()
         status, first, second = ANSWER.unpack(self._read(ANSWER.size))
         if status != 200:
             raise RequestError(status, self._read(first).decode())
         return np.frombuffer(self._read(first * second * 3), dtype=np.uint8).reshape(first, second, 3)
 
     def _read(self, size: int) -> bytes:
-        assert self._process.stdout is not None
-        content = self._process.stdout.read(size)
+        content = self._answers.read(size)
         if len(content) < size:
             raise BrokenPipeError
         return content
 
     def end(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
+        for pipe in (self._jobs, self._answers):
+            with contextlib.suppress(OSError):
+                pipe.close()
         self._process.kill()
         self._process.wait()

@@ -13,6 +13,7 @@ from python_multipart.exceptions import MultipartParseError
 from starlette.exceptions import HTTPException
 
 from nearkin.errors import BusyError, NearkinError, RecipeError
+from nearkin.index.items import MissingItemError
 
 
 class RequestError(HTTPException):
@@ -44,8 +45,8 @@ def handle_errors(app: FastAPI, folder: Path) -> None:
     async def nearkin_error(request: Request, error: NearkinError) -> JSONResponse:
         if isinstance(error, BusyError):  # its text names the other process and its command
             return RequestError(409, "another process is writing to this index: try again when it has ended").answer()
-        text = str(error).replace(str(folder), "this index")
-        return RequestError(422 if isinstance(error, RecipeError) else 503, text).answer()
+        status = 404 if isinstance(error, MissingItemError) else 422 if isinstance(error, RecipeError) else 503
+        return RequestError(status, str(error).replace(str(folder), "this index")).answer()
 
 
 def invalid(errors: Sequence[Any]) -> RequestError:

@@ -37,7 +37,7 @@ class Maps:
         self._lock = threading.Lock()
         self._progress: MapStatus | None = None
         self._failed: str | None = None
-        self._packed: tuple[object, tuple[bytes, list[str]] | None] | None = None
+        self._packed: tuple[object, tuple[bytes, list[str]]] | None = None
 
     def status(self) -> MapStatus:
         with self._lock:
@@ -53,13 +53,14 @@ class Maps:
                 threading.Thread(target=self._make, name="nearkin-map", daemon=True).start()
             return self._progress
 
-    def packed(self) -> tuple[bytes, list[str]] | None:
-        """Rows of id, x, y and label number, and the labels, the most frequent first; None without a map."""
+    def packed(self) -> tuple[bytes, list[str]]:
+        """Rows of id, x, y and label number, and the labels, the most frequent first; a 404 without a map."""
         with self._lock:
             state = (self._index.version, self._file())
             if self._packed is None or self._packed[0] != state:
-                layout = read_layout(self._index)
-                self._packed = state, None if layout is None else _packed(layout, self._index)
+                if (layout := read_layout(self._index)) is None:
+                    raise RequestError(404, "this index has no map yet: POST /map makes one")
+                self._packed = state, _packed(layout, self._index)
             return self._packed[1]
 
     def _file(self) -> object:
@@ -94,14 +95,14 @@ def router(service: Service) -> APIRouter:
     )
     async def rows() -> Response:
         """Little-endian float32 [N, 4]: id, x, y, number of the label; id −1 for a proxy, label −1 for none."""
-        content, _ = _existing(await service.read(maps.packed))
+        content, _ = await service.read(maps.packed)
         headers = {"X-Map-Rows": str(len(content) // 16), "Cache-Control": "no-cache"}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
     @routes.get("/map/labels", responses={404: _ERROR})
     async def labels() -> list[str]:
         """The labels by their numbers in the map."""
-        return _existing(await service.read(maps.packed))[1]
+        return (await service.read(maps.packed))[1]
 
     @routes.get("/map/status")
     async def status() -> MapStatus:
@@ -116,12 +117,6 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _existing(packed: tuple[bytes, list[str]] | None) -> tuple[bytes, list[str]]:
-    if packed is None:
-        raise RequestError(404, "this index has no map yet: POST /map makes one")
-    return packed
-
-
 def _packed(layout: Layout, index: Index) -> tuple[bytes, list[str]]:
     ids, names = index.labels()
     counts = Counter(names.tolist())
@@ -131,10 +126,6 @@ def _packed(layout: Layout, index: Index) -> tuple[bytes, list[str]]:
     label_of = dict(zip(ids.tolist(), names.tolist(), strict=True))
     items = [number[label_of[id]] if id in label_of else -1 for id in layout.ids.tolist()]
     proxies = [number[name] for name in layout.classes]
-    rows = np.concatenate(
-        [
-            np.column_stack([layout.ids, layout.points, np.array(items)]),
-            np.column_stack([np.full(len(proxies), -1), layout.proxies, np.array(proxies)]),
-        ]
-    )
+    ids = np.concatenate([layout.ids, np.full(len(proxies), -1)])
+    rows = np.column_stack([ids, np.concatenate([layout.points, layout.proxies]), [*items, *proxies]])
     return rows.astype("<f4").tobytes(), labels

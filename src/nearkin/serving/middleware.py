@@ -131,31 +131,21 @@ class BodyLimit:
         is_upload = headers.get("content-type", "").lower().startswith("multipart/form-data")
         most = self._max_bytes if is_upload else min(_MOST_JSON_BYTES, self._max_bytes)
         too_large = RequestError(413, f"such a request has at most {most:,} bytes: send less", {"Connection": "close"})
-        received, answered = 0, False
+        received = 0
 
         async def limited_receive() -> Message:
             nonlocal received
             message = await receive()
             received += len(message.get("body", b""))
             if received > most:
-                raise too_large
+                raise too_large  # which the application answers
             return message
-
-        async def observed_send(message: Message) -> None:
-            nonlocal answered
-            answered = True
-            await send(message)
 
         length = headers.get("content-length", "0")
         if not length.isdecimal() or int(length) > most:
             await too_large.answer()(scope, receive, send)
             return
-        try:
-            await self._app(scope, limited_receive, observed_send)
-        except RequestError as error:
-            if answered:
-                raise
-            await error.answer()(scope, receive, send)
+        await self._app(scope, limited_receive, send)
 
 
 class Security:
@@ -187,18 +177,15 @@ class Security:
         name = host_name(host)
         # A server at all of a machine's addresses cannot list them; an address cannot be rebound as a name can.
         if name not in self._names and not (self._is_everywhere and address(name) is not None):
-            raise RequestError(
-                403, f"this server is not called {name[:100]!r}: start it with --allow-host NAME if it should be"
-            )
+            raise RequestError(403, f"this server is not called {name[:100]!r}: allow it with --allow-host NAME")
         if method not in _SAFE_METHODS and origin is not None and origin.partition("://")[2].lower() != host.lower():
             raise RequestError(403, "requests from pages of other servers are not answered")
         if self._settings.key is not None and path not in _WITHOUT_KEY and not path.startswith("/static/"):
             scheme, _, key = headers.get("authorization", "").partition(" ")
             is_right = hmac.compare_digest(key.strip().encode(), self._settings.key.encode())
             if scheme.lower() != "bearer" or not is_right:
-                raise RequestError(
-                    401, "this server needs its key: send 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
-                )
+                text = "this server needs its key: send 'Authorization: Bearer KEY'"
+                raise RequestError(401, text, {"WWW-Authenticate": "Bearer"})
 
 
 def host_name(host: str) -> str:

@@ -126,15 +126,6 @@ class Correction(_Strict):
     label: Label | None
 
 
-class Corrections(BaseModel):
-    corrections: int
-
-
-class Health(BaseModel):
-    status: Literal["ok"]
-    items: int
-
-
 class LabelCount(BaseModel):
     label: str
     items: int

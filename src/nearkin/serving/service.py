@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from nearkin.errors import DataError
 from nearkin.index.filters import Where
 from nearkin.index.index import Index
 from nearkin.index.items import Item
@@ -59,18 +58,13 @@ class Embedder:
         self._thread.join()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            batch, is_last = [job], False
-            while len(batch) < self._batch_size and not is_last and not self._jobs.empty():
-                job = self._jobs.get()
-                if job is None:
-                    is_last = True
-                else:
-                    batch.append(job)
+        batch: list[_Job | None] = []
+        while None not in batch:
+            batch = [self._jobs.get()]
+            while len(batch) < self._batch_size and not self._jobs.empty():
+                batch.append(self._jobs.get())
             # Requests that were given up meanwhile need no vector.
-            self._embed_batch([job for job in batch if job[1].set_running_or_notify_cancel()])
-            if is_last:
-                return
+            self._embed_batch([job for job in batch if job is not None and job[1].set_running_or_notify_cancel()])
 
     def _embed_batch(self, batch: list[_Job]) -> None:
         if not batch:
@@ -137,13 +131,10 @@ class Service:
         return await self.decoder.decode(content, shorter_side=self.index.model.shorter_side, crop=crop)
 
     def existing(self, ids: list[int]) -> list[Item]:
-        """The items of these ids, or an answer that one is not there."""
+        """The items of these ids."""
         if len(ids) > self.settings.max_ids:
             raise RequestError(422, f"at most {self.settings.max_ids:,} ids at once, got {len(ids):,}")
-        try:
-            return self.index.items(ids)
-        except DataError as error:
-            raise RequestError(404, f"{error}".replace(str(self.index.path), "this index")) from error
+        return self.index.items(ids)
 
     def contents(self) -> schemas.Contents:
         """Counted again only after the index has changed."""
@@ -151,19 +142,16 @@ class Service:
             version = self.index.version
             if self._contents is None or self._contents[0] != version:
                 labels = self.index.label_counts()
-                columns = [
-                    schemas.Column(name=name, kind="number" if is_number else "text", min=least, max=most)
-                    for name, is_number, least, most in self.index.column_ranges()
-                ]
-                self._contents = (
-                    version,
-                    schemas.Contents(
-                        items=len(self.index),
-                        labelled=sum(count for _, count in labels),
-                        labels=[schemas.LabelCount(label=label, items=count) for label, count in labels[:_MOST_LABELS]],
-                        columns=columns,
-                    ),
+                contents = schemas.Contents(
+                    items=len(self.index),
+                    labelled=sum(count for _, count in labels),
+                    labels=[schemas.LabelCount(label=label, items=count) for label, count in labels[:_MOST_LABELS]],
+                    columns=[
+                        schemas.Column(name=name, kind="number" if is_number else "text", min=least, max=most)
+                        for name, is_number, least, most in self.index.column_ranges()
+                    ],
                 )
+                self._contents = version, contents
             return self._contents[1]
 
     def check_limits(self, options: schemas.Browse) -> None:
@@ -193,16 +181,9 @@ class Service:
         begin = time.perf_counter()
         if ids := [*options.like, *options.unlike, *([query] if isinstance(query, int) else [])]:
             self.existing(ids)
+        fields = {"like", "unlike", "group_by", "min_confidence", "offset", "collapse"}
         hits: list[Hit] = self.index.search(
-            query,
-            options.k + 1,
-            where=_where(options),
-            like=options.like,
-            unlike=options.unlike,
-            group_by=options.group_by,
-            min_confidence=options.min_confidence,
-            offset=options.offset,
-            collapse=options.collapse,
+            query, options.k + 1, where=_where(options), **options.model_dump(include=fields)
         )
         guess = None
         if is_image and isinstance(query, np.ndarray) and self.contents().labelled:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ from nearkin.studies.rows import (
     varied_rows,
 )
 from nearkin.studies.study import Row, Study, chosen_names, write_table
-from nearkin.studies.tables import study_record, study_table
+from nearkin.studies.tables import study_record, study_table, values_of
 from nearkin.training.recipe_check import load_recipe
 
 
@@ -55,10 +54,8 @@ def compare(
 
     Args:
         data: a benchmark, a folder with one folder per class, or a manifest; default: what the recipe names, or Glyphs.
-        recipe: name or file of the recipe that all rows share; default: that of ``rows_from``, or one that suits the
-            data.
-        rows: names of rows; default: all of the file. A loss, a method or ``LOSS+METHOD`` that the file lacks is a row
-            with its default options.
+        recipe: name or file of the recipe that all rows share; default: one that suits ``rows_from`` or the data.
+        rows: names of rows, or any loss, method or ``LOSS+METHOD``; default: all rows of the file.
         rows_from: file that defines the rows, or the name of one that comes with nearkin.
         vary: ``key=a,b,c``: instead of a file's rows, one row for each value of this key.
         ablate: changes ``key=value``: instead of a file's rows, the recipe and one row for each change.
@@ -101,19 +98,13 @@ def compare(
     if against is not None:
         (against,) = chosen_names([against], [row.name for row in chosen])
         chosen = [replace(row, base=None if row.name == against else row.base or against) for row in chosen]
-    names = [row.name for row in chosen]
-    remarks += [
-        f"Add {row.base} to the rows to compare {row.name} with it"
-        for row in chosen
-        if row.base and row.base not in names
-    ]
+    without = [row for row in chosen if row.base not in (None, *(other.name for other in chosen))]
+    remarks += [f"Add {row.base} to the rows to compare {row.name} with it" for row in without]
     if base.encoder.backbone.startswith("resnet50") and base.encoder.weights is None:
         remarks.append("The ResNet-50 starts from scratch: give it weights with encoder.weights=FILE")
-    if folder is None:
-        folder = RUNS / f"compare-{data_name(base)}-{short_hash(decides)}"
+    folder = Path(folder or RUNS / f"compare-{data_name(base)}-{short_hash(decides)}")
     first = base.training.seed
-    heading = f"Recipe {name}, {origin}"
-    study = Comparison(Path(folder), chosen, range(first, first + seeds), base, [heading, *remarks])
+    study = Comparison(folder, chosen, range(first, first + seeds), base, [f"Recipe {name}, {origin}", *remarks])
     if train:
         study.run(jobs=jobs, overwrite=overwrite, console=console)
         study.write()
@@ -122,15 +113,14 @@ def compare(
 
 @dataclass
 class Comparison(Study):
-    """Baselines and methods on one recipe, with equal budget; :func:`compare` makes it."""
+    """Baselines and methods on one recipe; :func:`compare` makes it."""
 
     folder: Path
     rows: Sequence[Row]
     seeds: Sequence[int]
     base: Recipe
-    """What all rows share."""
     remarks: Sequence[str]
-    """Where recipe and rows come from, and what to know before they are trained."""
+    """Where recipe and rows come from, and what else the plan says."""
 
     def plan(self) -> list[str]:
         return [*super().plan(), *self.remarks]
@@ -139,39 +129,31 @@ class Comparison(Study):
     def results(self) -> list[RowResult]:
         return results_of(self.runs())
 
-    def tables(self) -> list[Table]:
+    def table(self) -> Table:
         results = self.results
-        data = sorted({value for result in results for value in result.condition("data")})
-        classes = sorted({value for result in results for value in result.condition("test_classes")})
-        title = ", ".join([f"Comparison on {', '.join(data) or 'no finished run'}", *classes])
-        return [study_table(title, results)]
+        data = ", ".join(values_of(results, "data")) or "no finished run"
+        return study_table(", ".join([f"Comparison on {data}", *values_of(results, "test_classes")]), results)
 
     def record(self) -> dict[str, Any]:
-        written = datetime.now(UTC).isoformat(timespec="seconds")
-        return {"folder": str(self.folder), "written": written, **study_record(self.tables()[0], self.results)}
+        return study_record(self.folder, self.table(), self.results)
 
     def write(self) -> list[Path]:
         """Write ``comparison.md``, ``.csv`` and ``.json``, and ``comparison.png`` once a run has finished."""
-        (table,) = self.tables()
+        table = self.table()
         files = write_table(self.folder, "comparison", table, self.record())
         panels = [Panel(name, Column(name), self.results) for name in COMPARED]
         return files + draw(panels, table.title, table.conditions[0], self.folder / "comparison.png")
 
     def next_steps(self) -> list[str]:
-        done = (planned.folder.path for planned in self.runs() if planned.folder.is_finished)
-        return [f"nearkin plot {path}" for path in list(done)[:1]]
+        return [f"nearkin plot {run.folder.path}" for run in self.runs() if run.folder.is_finished][:1]
 
     def listing(self) -> Table:
         """The rows and what is special about each."""
-        shared, cells = flat(self.base.as_mapping()), []
+        shared, cells, records = flat(self.base.as_mapping()), [], []
         for row in self.rows:
-            changed = [
-                f"{key}={value}" for key, value in flat(row.recipe.as_mapping()).items() if shared.get(key) != value
-            ]
-            cells.append((row.name, row.base or NOTHING, ": ".join([row.title, ", ".join(changed)]).removesuffix(": ")))
-        records = tuple(
-            {"name": row.name, "title": row.title, "base": row.base, "recipe": row.recipe.as_mapping()}
-            for row in self.rows
-        )
+            recipe = row.recipe.as_mapping()
+            changed = ", ".join(f"{key}={value}" for key, value in flat(recipe).items() if shared.get(key) != value)
+            cells.append((row.name, row.base or NOTHING, f"{row.title}: {changed}" if changed else row.title))
+            records.append({"name": row.name, "title": row.title, "base": row.base, "recipe": recipe})
         part = Part.of(("name", "base", "what it is"), cells, texts=3)
-        return Table(f"Rows on {self.base.data.source}", (part,), tuple(self.remarks), records=records)
+        return Table(f"Rows on {self.base.data.source}", (part,), tuple(self.remarks), records=tuple(records))

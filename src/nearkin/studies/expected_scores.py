@@ -10,7 +10,7 @@ from nearkin.studies.papers import PaperRow, PaperTable, Settings, items, papers
 from nearkin.training.recipe_check import load_recipe
 
 Score = tuple[str, float, float | None, int]
-"""Metric, value in per cent, spread, and the dimensions that it is measured with."""
+"""Metric, value in per cent, spread, dimensions."""
 
 
 def list_recipes(*, expected: bool = True) -> Listing:
@@ -31,7 +31,7 @@ def list_recipes(*, expected: bool = True) -> Listing:
     records = []
     for name, file in shipped_recipes().items():
         summary, command = (line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines()[:2])
-        recipe, row, scores, source = load_recipe(file), None, [], ""
+        recipe, row, scores, source = load_recipe(file), None, list[Score](), ""
         if lines := measured.get(name):
             for line in lines:
                 spread = float(line["spread"]) if line["spread"] else None
@@ -43,9 +43,8 @@ def list_recipes(*, expected: bool = True) -> Listing:
             row = f"nearkin reproduce {table.item.id} --rows {paper_row.name} --data {recipe.data.source}"
             values = table.published_values(paper_row, recipe.data.source)
             scores, source = [(v.metric, v.value, v.spread, v.dim) for v in values], "published"
-        text = f"{_scores_text(scores)} ({source})" if scores else None
-        texts = {"name": name, "summary": summary, "command": command}
-        records.append({**texts, "expected": text, "row": row, "scores": scores})
+        record = {"name": name, "summary": summary, "command": command, "row": row, "scores": scores}
+        records.append(record | {"expected": f"{_scores_text(scores)} ({source})" if scores else None})
     shown = ("name", "summary", "expected", "row") if expected else ("name", "summary")
     return Listing("Recipes", intro, shown, tuple(records))
 

@@ -18,16 +18,18 @@ BASE, METHOD, BAND = "#555555", "#1f6fb4", "#ebebeb"
 
 @dataclass(frozen=True)
 class Panel:
-    """One column of a study's rows; over the values of ``x`` where something is varied."""
+    """One column of a study's rows, over the values of ``x`` where something is varied.
+
+    A symbol ``series`` has a line for each of its values, else each row of the file is a line; ``even`` draws values at
+    equal distances.
+    """
 
     title: str
     column: Column
     results: Sequence[RowResult]
     x: str = ""
     series: str = ""
-    """A symbol with a line for each of its values; else each row of the file is a line."""
     even: bool = False
-    """Whether values are drawn at equal distances."""
 
 
 def draw(panels: Sequence[Panel], title: str, caption: str, file: Path) -> list[Path]:
@@ -46,16 +48,12 @@ def draw(panels: Sequence[Panel], title: str, caption: str, file: Path) -> list[
             axis.set_title(panel.title)
         figure.suptitle(textwrap.fill(title, 58 * len(panels)), fontsize=11)
         figure.supxlabel(textwrap.fill(caption, 62 * len(panels)), fontsize=7, color="#555555")
-        file.parent.mkdir(parents=True, exist_ok=True)
         save_figure(figure, file, dpi=130)
     return [file]
 
 
 def _draw_rows(axis: Any, panel: Panel) -> None:
-    """A dot for every row with a bar for its spread and a small dot for each run, a method below its base.
-
-    The grey band is the spread of a base, from its own line down to the last of its methods.
-    """
+    """A dot for every row with a bar for its spread and a small dot for each run, a method below its base."""
     rows = families(panel.results)
     most = max(result.repeats for result, _ in rows)
     for height, (result, depth) in enumerate(rows):
@@ -67,7 +65,7 @@ def _draw_rows(axis: Any, panel: Panel) -> None:
         value, colour = ours.scaled(panel.column.scale), METHOD if depth else BASE
         depths = [other for _, other in rows[height + 1 :]]
         below = next((count for count, other in enumerate(depths) if other <= depth), len(depths))
-        if below:
+        if below:  # a grey band for the spread of a base, from its own line down to the last of its methods
             half, last = value.spread or 0.0, height + below + 0.4
             ends = value.mean - half, value.mean + half
             axis.fill_betweenx([height - 0.4, last], *ends, color=BAND, zorder=0.5, linewidth=0)
@@ -110,9 +108,8 @@ def _draw_lines(axis: Any, panel: Panel) -> None:
                 axis.axhline(column.scale * value.mean, color=colour, linestyle="--", linewidth=1.2, label=name)
         theirs = {at: result.published[column].value for at, result in varied.items() if column in result.published}
         if theirs:
-            axis.plot(
-                *zip(*theirs.items(), strict=True), "D", color=colour, fillstyle="none", label=f"{name}, published"
-            )
+            style = {"color": colour, "fillstyle": "none", "label": f"{name}, published"}
+            axis.plot(*zip(*theirs.items(), strict=True), "D", **style)
     if panel.even or len(values) <= 6:
         tilt = 45 if len(values) > 8 else 0
         axis.set_xticks(list(ticks.values()), [text_of(value) for value in ticks], rotation=tilt)

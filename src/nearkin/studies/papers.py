@@ -27,15 +27,14 @@ from nearkin.studies.study import Row, chosen_names
 from nearkin.training.recipe_check import load_recipe
 
 FROM_SCRATCH = ("small", "resnetv2_20")
-OWN_WEIGHTS = ("efficientnet_lite0",)
-"""Backbones whose ImageNet weights come with an extra."""
 NO_WEIGHTS = "none"
 
 Say = Callable[[str], None]
 SECTIONS = ("data", "encoder", "objective", "method", "training", "protocol")
+ROW_KEYS = ("title", "series", "published", "recipe", "at", "vary", "only", "by_data", "missing")
+TABLE_KEYS = ("published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "plots", "rows")
 
 Changes = Mapping[str, Any]
-"""Sections of a recipe that are put on top of another."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Item:
     key: str
     title: str
     instead: str | None = None
-    """What to do, or why there is nothing to do, where there are no rows to run."""
+    """What to do instead, where there are no rows to run."""
     same_as: str | None = None
     """Key of the table whose rows these are."""
 
@@ -63,11 +62,10 @@ class PaperRow:
     name: str
     title: str
     recipe: str
-    """Name of the recipe that it starts from, such as ``ccp/c2_ccp``."""
+    """The name of the recipe that it changes, such as ``ccp/c2_ccp``."""
     group: str
     """The row of the file that it is a point of; its own name where nothing is varied."""
     series: str
-    """What a figure calls the line that it is a point of."""
     published: str | None = None
     """The method's name in the published table."""
     changes: Changes = field(default_factory=dict)
@@ -76,9 +74,11 @@ class PaperRow:
     only: tuple[str, ...] | None = None
     """The data sets that it has a line for; None for all of the table."""
     at: Mapping[str, Any] = field(default_factory=dict)
-    """Values of what the figure varies, by symbol."""
     missing: str | None = None
     """Why nearkin cannot run it at all."""
+
+    def changes_for(self, data: str) -> list[Changes]:
+        return [self.changes, self.changes_on.get(data, {})]
 
 
 @dataclass(frozen=True)
@@ -91,15 +91,13 @@ class PaperTable:
     published: str | None = None
     """Its name in the list of published values."""
     mlrc: bool = False
-    """Whether a row is a whole reality check, several models on class folds."""
     metrics: tuple[str, ...] = ()
     """Scores to show; empty for those that are published."""
     changes: Changes = field(default_factory=dict)
-    """Changes to every row."""
     changes_on: Mapping[str, Changes] = field(default_factory=dict)
     draw: Mapping[str, Any] = field(default_factory=dict)
-    """The ``metric`` of its figure; where something is varied the symbols on the horizontal axes (``x``), a symbol with
-    a line for each value (``series``), and symbols whose values are drawn at equal distances (``even``)."""
+    """The ``metric`` of its figure, symbols on horizontal axes (``x``), a symbol with a line for each value
+    (``series``), and symbols whose values are drawn at equal distances (``even``)."""
     plots: str | None = None
     """Figures of ``nearkin plot`` that show what the paper's figure does."""
 
@@ -112,16 +110,10 @@ class PaperTable:
         return [row for row in self.rows if row.only is None or data in row.only or data not in self.data]
 
     def chosen_rows(self, wanted: Sequence[str] | None) -> list[PaperRow]:
-        """The rows with these names; the name of a varied row stands for all its points.
-
-        >>> table = table_of(find_item("mpa/table-7"))
-        >>> len(table.chosen_rows(["mpa"])), len(table.chosen_rows(["mpa-proxies_per_class-8"]))
-        (5, 1)
-        """
+        """The rows with these names; the name of a varied row stands for all its points."""
         if wanted is None:
             return list(self.rows)
-        known = list({name: None for row in self.rows for name in (row.group, row.name)})
-        names = chosen_names(wanted, known)
+        names = chosen_names(wanted, [name for row in self.rows for name in (row.group, row.name)])
         return [row for row in self.rows if row.name in names or row.group in names]
 
     def published_values(self, row: PaperRow, data: str) -> list[Published]:
@@ -134,21 +126,13 @@ class PaperTable:
     def recipe_of(self, row: PaperRow, data: str) -> dict[str, Any]:
         """The paper's recipe of a row on a data set, as a mapping; on other data than the paper's, that for CUB."""
         known = _load(paper_folder(self.item.paper) / "data.yml").get(data, {}) if data in self.data else {}
-        of_data = [known.get("all", {}), known.get(row.recipe.rpartition("/")[2], {})]
-        shared = [self.changes, self.changes_on.get(data, {})]
-        return functools.reduce(layered, [*of_data, *shared, *self.row_changes(row, data)], shipped_recipe(row.recipe))
-
-    def row_changes(self, row: PaperRow, data: str) -> list[Changes]:
-        """What the row itself changes."""
-        return [row.changes, row.changes_on.get(data, {})]
+        changes = [known.get("all", {}), known.get(row.recipe.rpartition("/")[2], {})]
+        changes += [self.changes, self.changes_on.get(data, {}), *row.changes_for(data)]
+        return functools.reduce(layered, changes, shipped_recipe(row.recipe))
 
 
 def papers() -> list[str]:
-    """Keys of the papers.
-
-    >>> papers()
-    ['ccp', 'isa', 'mpa', 'profs', 'vcpa']
-    """
+    """Keys of the papers."""
     return sorted(file.parent.name for file in recipes_folder().glob(f"{PAPERS}/*/paper.yml"))
 
 
@@ -157,18 +141,11 @@ def paper_folder(paper: str) -> Path:
 
 
 def items(paper: str | None = None) -> list[Item]:
-    """Every table and figure of one paper, or of all.
-
-    >>> [item.id for item in items("profs")]
-    ['profs/table-1', 'profs/figure-1']
-    """
+    """Every table and figure of one paper, or of all."""
     if paper is not None and paper not in papers():
         raise RecipeError(f"no paper {paper!r}: {did_you_mean(paper, papers())}")
-    return [
-        Item(name, str(key), entry["title"], entry.get("instead"), entry.get("same_as"))
-        for name in (papers() if paper is None else [paper])
-        for key, entry in _load(paper_folder(name) / "paper.yml")["items"].items()
-    ]
+    files = {name: _load(paper_folder(name) / "paper.yml") for name in (papers() if paper is None else [paper])}
+    return [Item(name, key, **entry) for name, file in files.items() for key, entry in file["items"].items()]
 
 
 def find_item(given: str) -> Item:
@@ -180,11 +157,7 @@ def find_item(given: str) -> Item:
 
 
 def table_of(item: Item) -> PaperTable:
-    """The table to run for an item: its own, or that whose rows it repeats.
-
-    >>> table_of(find_item("ccp/figure-8")).item.id
-    'ccp/table-5'
-    """
+    """The table to run for an item: its own, or that whose rows it repeats."""
     if item.same_as is not None:
         return table_of(find_item(f"{item.paper}/{item.same_as}"))
     if item.instead is not None:
@@ -196,9 +169,7 @@ def read_table(item: Item, file: Path) -> PaperTable:
     """The rows and settings that a file gives for a table."""
     content = _load(file)
     with mistakes_in(file.name):
-        check_keys(
-            content, {"published", "data", "mlrc", "metrics", "symbols", "all", "all_by_data", "draw", "plots", "rows"}
-        )
+        check_keys(content, TABLE_KEYS)
         check_keys(content.get("draw", {}), {"x", "series", "metric", "even"})
         rows: list[PaperRow] = []
         for name, row in content["rows"].items():
@@ -220,8 +191,7 @@ def read_table(item: Item, file: Path) -> PaperTable:
 
 def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iterator[PaperRow]:
     """A row of the file, or one for every point where it varies something."""
-    keys = {"title", "series", "published", "recipe", "at", "vary", "points", "only", "by_data", "missing"}
-    check_keys(row, {*keys, *SECTIONS})
+    check_keys(row, {*ROW_KEYS, *SECTIONS})
     recipe, published = row.get("recipe", name), row.get("published")
     title = str(row.get("title", published or name))
     changes = {key: row[key] for key in SECTIONS if key in row}
@@ -233,41 +203,29 @@ def _expand(name: str, row: Any, paper: str, symbols: Mapping[str, str]) -> Iter
         "changes_on": {data: _sections(given) for data, given in row.get("by_data", {}).items()},
         "missing": row.get("missing"),
     }
-    if "vary" not in row and "points" not in row:
-        yield PaperRow(name, title, published=published, changes=changes, at=dict(row.get("at", {})), **shared)
-        return
-    for point in _points(row, symbols):
-        parts = [f"{symbols[symbol].rpartition('.')[2]}-{text_of(value)}" for symbol, value in point.items()]
-        where = ", ".join(f"{symbol}={text_of(value)}" for symbol, value in point.items())
-        method = published.get(where) if isinstance(published, Mapping) else published
+    for point in _points(row["vary"], symbols) if "vary" in row else [{}]:
+        names, titles, changed = [name], [title], changes
         for symbol, value in point.items():
-            method = None if method is None else str(method).replace(f"{{{symbol}}}", text_of(value))
-        varied = [_nested(symbols[symbol], value) for symbol, value in point.items()]
-        yield PaperRow(
-            "-".join([name, *parts]),
-            f"{title}, {where}",
-            published=method,
-            changes=functools.reduce(layered, varied, changes),
-            at=point,
-            **shared,
-        )
+            section, _, key = symbols[symbol].partition(".")
+            names.append(f"{key}-{text_of(value)}")
+            titles.append(f"{symbol}={text_of(value)}")
+            changed = layered(changed, {section: {key: value}})
+        texts = {symbol: text_of(value) for symbol, value in point.items()}
+        by_point = isinstance(published, Mapping)
+        method = published.get(", ".join(titles[1:])) if by_point else published and published.format(**texts)
+        known = {**shared, "published": method, "changes": changed, "at": point or dict(row.get("at", {}))}
+        yield PaperRow("-".join(names), ", ".join(titles), **known)
 
 
-def _points(row: Mapping[str, Any], symbols: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Every combination of the values that ``vary`` gives, or that each of ``points`` gives."""
-    for given in [row["vary"]] if "vary" in row else row["points"]:
+def _points(vary: Any, symbols: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Every combination of the values that ``vary`` gives, or that each of its parts gives."""
+    for given in vary if isinstance(vary, list) else [vary]:
         for symbol in given:
             if symbol not in symbols:
                 raise RecipeError(f"varies {symbol!r}, which the file's 'symbols' do not name")
         axes = (values if isinstance(values, list) else [values] for values in given.values())
-        for values in itertools.product(*(map(_number, axis) for axis in axes)):
+        for values in itertools.product(*axes):
             yield dict(zip(given, values, strict=True))
-
-
-def _nested(path: str, value: Any) -> dict[str, Any]:
-    """``{"objective": {"tau": 1}}`` of ``objective.tau`` and 1."""
-    first, _, rest = path.partition(".")
-    return {first: _nested(rest, value) if rest else value}
 
 
 def text_of(value: Any) -> str:
@@ -276,21 +234,9 @@ def text_of(value: Any) -> str:
     >>> text_of(0.0002), text_of(8), text_of(None), text_of([1, 10]), text_of(False)
     ('0.0002', '8', 'null', '[1,10]', 'false')
     """
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, float):
         return f"{value:.10g}"
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(text_of, value))}]"
-    return str(value)
-
-
-def _number(value: Any) -> Any:
-    """YAML takes ``1e-4`` for text."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
 def _sections(given: Any) -> dict[str, Any]:
@@ -304,15 +250,13 @@ def shipped_recipe(name: str) -> dict[str, Any]:
     return load_recipe(name).as_mapping()
 
 
-@functools.cache
-def _load(file: Path) -> dict[str, Any]:
-    """Kept once read: a list of all tables would read a paper's files hundreds of times."""
-    return read_yaml(file)
+_load = functools.cache(read_yaml)
+"""A list of all tables would otherwise read a paper's files hundreds of times."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the person who runs a table wants otherwise than the paper."""
+    """What a user wants otherwise than the paper."""
 
     backbone: str | None = None
     weights: str | None = None
@@ -322,12 +266,12 @@ class Settings:
 
     def remarks(self) -> list[str]:
         """What the settings change, in sentences."""
-        texts = []
-        if self.backbone is not None:
-            texts.append(f"Another backbone than the paper's: {self.backbone}.")
-        if self.weights == NO_WEIGHTS:
-            texts.append("From scratch: no pretrained weights (--weights none).")
-        return texts + [f"Changed in every row: {', '.join(self.overrides)}."] * bool(self.overrides)
+        texts = {
+            f"Another backbone than the paper's: {self.backbone}.": self.backbone is not None,
+            "From scratch: no pretrained weights (--weights none).": self.weights == NO_WEIGHTS,
+            f"Changed in every row: {', '.join(self.overrides)}.": bool(self.overrides),
+        }
+        return [text for text, applies in texts.items() if applies]
 
 
 def rows_of(
@@ -336,8 +280,8 @@ def rows_of(
     """The rows of a table on every data set that they have a line for, as a study runs them.
 
     A row that cannot be run here has the reason as its ``problem``. On data that are not the table's, the rows' losses
-    and methods are trained with a recipe that suits the data, as ``nearkin compare`` does, and no published value
-    applies; ``say`` is called with the name of that recipe.
+    and methods are trained with a recipe that suits the data, and no published value applies; ``say`` is called with
+    the name of that recipe.
 
     >>> table = table_of(find_item("mpa/table-8"))
     >>> row = rows_of(table, ["cars"], Settings())[1]
@@ -346,56 +290,40 @@ def rows_of(
     >>> row.published[0].value
     86.1
     """
-    rows = []
+    rows, names = [], [row.name for row in table.chosen_rows(wanted)]
     for source in data:
         absent = missing_data(source, settings.root)
-        for row in (row for row in table.rows_on(source) if row in table.chosen_rows(wanted)):
-            published = tuple(table.published_values(row, source))
-            recipe, problem, command, folder = Recipe(), row.missing, None, f"{source}/{row.name}"
+        for row in (row for row in table.rows_on(source) if row.name in names):
+            recipe, problem, command, folder = Recipe(), None, None, f"{source}/{row.name}"
             if row.missing is None:
                 with mistakes_in(f"row {row.name!r}"):
                     recipe = recipe_of(table, row, source, settings, say=say)
                 recipe, problem = _with_weights(recipe, settings)
-                problem = absent or problem
                 words = command_words(row.recipe, recipe)
                 command = " ".join(["nearkin", "mlrc" if table.mlrc else "train", *words])
                 # Tables that share a row share its runs, as the folder is named after the recipe.
                 decides = short_hash([fingerprint(recipe, besides=("training.seed",)), table.mlrc])
                 folder = f"{Path(source).stem}/{row.recipe.rpartition('/')[2]}-{decides}"
-            rows.append(
-                Row(
-                    row.name,
-                    row.title,
-                    recipe,
-                    mlrc=table.mlrc,
-                    data=source,
-                    published=published,
-                    problem=problem,
-                    command=command,
-                    at=row.at,
-                    series=row.series,
-                    folder=folder,
-                )
-            )
+            known: dict[str, Any] = {"mlrc": table.mlrc, "data": source, "at": row.at, "series": row.series}
+            known |= {"published": tuple(table.published_values(row, source)), "command": command, "folder": folder}
+            problem = row.missing or absent or problem
+            rows.append(Row(row.name, row.title, recipe, problem=problem, **known))
     return rows
 
 
 def recipe_of(table: PaperTable, row: PaperRow, data: str, settings: Settings, *, say: Say = print) -> Recipe:
     """The whole recipe of a row on a data set."""
-    overrides = list(settings.overrides)
-    if settings.backbone is not None:
-        overrides.insert(0, f"encoder.backbone={settings.backbone}")
-    if settings.root is not None:
-        overrides.append(f"data.root={json.dumps(settings.root)}")
+    root = f"data.root={json.dumps(settings.root)}"
+    overrides = [f"encoder.backbone={settings.backbone}"] * (settings.backbone is not None)
+    overrides += [*settings.overrides, *[root] * (settings.root is not None)]
     paper = table.recipe_of(row, data)
     if data in table.data:
         return load_recipe(paper, overrides)
-    suited = base_recipe(data, overrides=[f"data.root={json.dumps(settings.root)}"], say=say)
-    kept = [
-        {section: values for section, values in changes.items() if section not in ("objective", "method")}
-        for changes in table.row_changes(row, data)
-    ]
-    return load_recipe(functools.reduce(layered, kept, _on_other_data(load_recipe(paper), suited)), overrides)
+    suited = _on_other_data(load_recipe(paper), base_recipe(data, overrides=[root], say=say))
+    for changes in row.changes_for(data):
+        kept = {section: values for section, values in changes.items() if section not in ("objective", "method")}
+        suited = layered(suited, kept)
+    return load_recipe(suited, overrides)
 
 
 def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
@@ -404,8 +332,7 @@ def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
     ours["objective"], ours["method"] = theirs["objective"], theirs["method"]
     ours["encoder"]["normalisation"] = theirs["encoder"]["normalisation"]
     copied = ["sampler", "images_per_class", "evaluate_every_steps"]
-    if paper.method.name == "ccp":
-        copied.append("proxy_lr_multiplier")
+    copied += ["proxy_lr_multiplier"] * (paper.method.name == "ccp")
     ours["training"] |= {key: theirs["training"][key] for key in copied}
     scored = ["recall_at", "precision_at", "map_at", "ndcg_at", "scores", "clustering", "train_share", "label_noise"]
     if paper.protocol.name in ("mlrc", "in-distribution"):
@@ -415,20 +342,17 @@ def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
 
 
 def missing_data(source: str, root: str | Path | None) -> str | None:
-    """Why a data set cannot be read here, as far as a quick look shows; None where it can.
-
-    >>> missing_data("glyphs", None) is None
-    True
-    """
+    """Why a data set cannot be read here, as far as a quick look shows; None where it can."""
     where = data_root(root)
     if source not in benchmarks():
         return None if Path(source).expanduser().exists() else f"there is no {source}"
     benchmark = benchmarks()[source]
     folder = benchmark.find(where) if where else None
-    if benchmark.embedded or (folder and not benchmark.problem(folder)):
+    if benchmark.embedded:
         return None
     if folder:
-        return f"{benchmark.title} in {folder} is not whole: {benchmark.problem(folder)}"
+        problem = benchmark.problem(folder)
+        return f"{benchmark.title} in {folder} is not whole: {problem}" if problem else None
     if where is None:
         return f"{benchmark.title} is not here: name the folder of your data sets with --data-root"
     return f"{benchmark.title} was not found below {where}"
@@ -436,7 +360,7 @@ def missing_data(source: str, root: str | Path | None) -> str | None:
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:
     """Why a backbone would have to start from scratch; None where it has weights or needs none."""
-    if backbone in FROM_SCRATCH or ":" in backbone or _stored_weights(backbone, root) is not None:
+    if not _starts_from_weights(backbone) or _stored_weights(backbone, root) is not None:
         return None
     return (
         f"no ImageNet weights for {backbone}: give them with --weights FILE, keep them as "
@@ -449,7 +373,7 @@ def _with_weights(recipe: Recipe, settings: Settings) -> tuple[Recipe, str | Non
     backbone, weights, problem = recipe.encoder.backbone, None, None
     if any(text.startswith("encoder.weights=") for text in settings.overrides):
         return recipe, None
-    if settings.weights != NO_WEIGHTS and backbone not in FROM_SCRATCH and ":" not in backbone:
+    if settings.weights != NO_WEIGHTS and _starts_from_weights(backbone):
         # Weights that a recipe names are those of its own backbone.
         weights = settings.weights or (recipe.encoder.weights if settings.backbone is None else None)
         weights = weights or _stored_weights(backbone, settings.root)
@@ -459,9 +383,13 @@ def _with_weights(recipe: Recipe, settings: Settings) -> tuple[Recipe, str | Non
     return recipe.with_changes({"encoder.weights": weights}), problem
 
 
+def _starts_from_weights(backbone: str) -> bool:
+    return backbone not in FROM_SCRATCH and ":" not in backbone
+
+
 def _stored_weights(backbone: str, root: str | Path | None) -> str | None:
-    if backbone in OWN_WEIGHTS:
-        return "imagenet"
+    if backbone == "efficientnet_lite0":
+        return "imagenet"  # these come with an extra
     where = data_root(root)
     files = [] if where is None else [where / "weights" / f"{backbone}{end}" for end in (".safetensors", ".pth")]
     return next((str(file) for file in files if file.is_file()), None)
@@ -484,32 +412,24 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
 
 
 def list_tables(paper: str | None, settings: Settings) -> Table:
-    """Every table and figure of one paper or of all, with its data sets and rows, and what is missing to run it.
-
-    >>> table = list_tables("mpa", Settings(root="/no/such/folder"))
-    >>> [record["missing"] for record in table.records if record["table"] == "mpa/table-4"]
-    ['data: cub; weights: bn_inception']
-    """
+    """Every table and figure of one paper or of all, with its data sets and rows, and what is missing to run it."""
     records: list[dict[str, Any]] = []
     cells: dict[str, list[list[str]]] = {}
     for item in items(paper):
-        data, lines, backbones = list[str](), list[tuple[PaperRow, str]](), set[str]()
-        if item.instead is None:
-            table = table_of(item)
-            data = list(table.data)
-            lines = [(row, name) for name in data for row in table.rows_on(name)]
-            recipes = (table.recipe_of(row, name) for row, name in lines if row.missing is None)
-            backbones = {settings.backbone or recipe["encoder"]["backbone"] for recipe in recipes}
-        absent = [name for name in data if missing_data(name, settings.root) is not None]
+        table = table_of(item) if item.instead is None else PaperTable(item, (), ())
+        lines = [(row, name) for name in table.data for row in table.rows_on(name)]
+        recipes = [table.recipe_of(row, name) for row, name in lines if row.missing is None]
+        backbones = {settings.backbone or recipe["encoder"]["backbone"] for recipe in recipes}
+        absent = [name for name in table.data if missing_data(name, settings.root) is not None]
         without = [name for name in sorted(backbones) if not settings.weights and missing_weights(name, settings.root)]
-        unknown = sum(row.missing is not None for row, _ in lines)
+        unknown = len(lines) - len(recipes)
         parts = [f"data: {', '.join(absent)}"] * bool(absent) + [f"weights: {', '.join(without)}"] * bool(without)
         parts += [f"{unknown} rows not in nearkin"] * bool(unknown)
         missing = item.instead or "; ".join(parts) or NOTHING
-        record = {"table": item.id, "title": item.title, "data": data, "rows": len(lines)}
+        record: dict[str, Any] = {"table": item.id, "title": item.title, "data": list(table.data), "rows": len(lines)}
         record |= {"instead": item.instead, "same_as": item.same_as and f"{item.paper}/{item.same_as}"}
         records.append(record | {"missing_data": absent, "missing_weights": without, "missing": missing})
-        texts = [item.id, item.title, ", ".join(data), str(len(lines) or ""), missing]
+        texts = [item.id, item.title, ", ".join(table.data), str(len(lines) or ""), missing]
         cells.setdefault(item.paper, []).append(texts)
     columns = ("table", "what it shows", "data", "rows", "missing here")
     titles = {name: _load(paper_folder(name) / "paper.yml")["title"] for name in cells}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,7 @@ def reproduce(
 
     Args:
         table: its name, such as ``ccp/table-6``.
-        data: data sets to run; default: all of the table. On others than the paper's, the methods are trained as suits
-            the data, and there is nothing published to compare with.
+        data: data sets to run; default: all of the table. On other data nothing published is comparable.
         rows: names of the rows that are wanted; default: all that can be run here.
         seeds: runs of each row, or repeats of a reality check.
         settings: another backbone, weights, changes to every row.
@@ -48,11 +46,10 @@ def reproduce(
         train: False only plans the study, which is returned all the same.
     """
     paper, settings = table_of(find_item(table)), settings or Settings()
-    say = (console or Console(quiet=True)).print
-    wanted = rows_of(paper, data or paper.data, settings, wanted=rows, say=say)
+    wanted = rows_of(paper, data or paper.data, settings, wanted=rows, say=(console or Console(quiet=True)).print)
     seed = next((text for text in settings.overrides if text.startswith("training.seed=")), "training.seed=0")
     first = int(seed.partition("=")[2])
-    folder = Path(folder) if folder is not None else RUNS / "reproduce" / paper.item.paper
+    folder = Path(folder or RUNS / "reproduce" / paper.item.paper)
     study = Reproduction(paper, wanted, range(first, first + seeds), settings, folder)
     if train:
         study.run(jobs=jobs, console=console)
@@ -66,8 +63,7 @@ class Reproduction(Study):
     def __init__(
         self, paper: PaperTable, wanted: Sequence[Row], seeds: Sequence[int], settings: Settings, folder: Path
     ) -> None:
-        self.paper, self.wanted, self.settings = paper, wanted, settings
-        self.seeds, self.folder = seeds, folder
+        self.paper, self.wanted, self.settings, self.seeds, self.folder = paper, wanted, settings, seeds, folder
         self.rows = list({row.path: row for row in wanted if row.problem is None}.values())
 
     def runs(self) -> list[PlannedRun]:
@@ -78,8 +74,8 @@ class Reproduction(Study):
         runs = self.runs()
         done = sum(planned.folder.is_finished for planned in runs)
         number = f"{counted(len(runs), 'run')} for {self.paper.item.id}, {done} of them finished already"
-        plan = [f"Plan: {number}, into {self.folder}"] if runs else []
-        return [f"Skipped: {problem}" for problem in skipped] + plan
+        plan = f"Plan: {number}, into {self.folder}"
+        return [f"Skipped: {problem}" for problem in skipped] + [plan] * bool(runs)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         for row in (row for row in self.rows if row.mlrc):
@@ -100,23 +96,20 @@ class Reproduction(Study):
 
     @property
     def results(self) -> list[RowResult]:
-        """The rows that were asked for, those that cannot be run here included."""
         return [RowResult(row, tuple(planned_runs([row], self.folder / "runs", self.seeds))) for row in self.wanted]
 
-    def tables(self) -> list[Table]:
+    def table(self) -> Table:
         remarks = self.settings.remarks()
         if other := sorted({row.data for row in self.wanted} - set(self.paper.data)):
             remarks.append(f"Other data than the paper's, trained with a recipe that suits them: {', '.join(other)}.")
-        return [study_table(self.paper.heading, self.results, self.columns(), remarks)]
+        return study_table(self.paper.heading, self.results, self.columns(), remarks)
 
     def record(self) -> dict[str, Any]:
-        known = {"folder": str(self.folder), "table": self.paper.item.id}
-        known["written"] = datetime.now(UTC).isoformat(timespec="seconds")
-        return {**known, **study_record(self.tables()[0], self.results)}
+        return {"table": self.paper.item.id, **study_record(self.folder, self.table(), self.results)}
 
     def write(self) -> list[Path]:
         """Write ``<table>.md``, ``.csv`` and ``.json``, and a figure once a run has finished."""
-        (table,), name = self.tables(), self.paper.item.key
+        table, name = self.table(), self.paper.item.key
         files = write_table(self.folder, name, table, self.record())
         return files + draw(self.panels(), table.title, table.conditions[0], self.folder / f"{name}.png")
 
@@ -129,7 +122,7 @@ class Reproduction(Study):
         columns = {}
         for data, results in by_data([RowResult(row, ()) for row in self.wanted]).items():
             known = list(dict.fromkeys(column for result in results for column in result.published))
-            known = [column for column in known if not self.paper.metrics or column.metric in self.paper.metrics]
+            known = [column for column in known if column.metric in (self.paper.metrics or (column.metric,))]
             metrics = self.paper.metrics or (() if known else ("R@1", "MAP@R"))
             if not self.paper.mlrc:
                 known += [Column(metric) for metric in metrics if metric not in {column.metric for column in known}]

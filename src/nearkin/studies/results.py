@@ -20,7 +20,7 @@ ENSEMBLES: dict[str, Literal["separate", "concatenated"]] = {
     "mlrc-ensemble": "concatenated",
     "mlrc": "concatenated",
 }
-"""Which of the reality check's two results a published value is: of each model alone, or concatenated."""
+"""Which result of the reality check a published value is: of each model alone, or concatenated."""
 TIMES = ("ms/step", "ms/batch", "ms/batch of 180")
 PATIENCE = 60
 """Evaluations without a new best after which the CCP paper ends a training; its table I counts them."""
@@ -28,7 +28,7 @@ PATIENCE = 60
 
 @dataclass(frozen=True)
 class Column:
-    """A score, a time or a number of steps; for the reality check, of which of its two results."""
+    """A score, a time or a number of steps; ``part`` is one of the two results of a reality check."""
 
     metric: str
     part: Literal["", "separate", "concatenated"] = ""
@@ -41,7 +41,6 @@ class Column:
 
     @property
     def score(self) -> str:
-        """Our name of the score."""
         return SAME_SCORE.get(self.metric, self.metric)
 
     @property
@@ -73,12 +72,10 @@ class RowResult:
 
     @cached_property
     def finished(self) -> list[PlannedRun]:
-        both = zip(self.runs, self.outcomes, strict=True)
-        return [planned for planned, outcome in both if outcome.status == "finished"]
+        return [planned for planned in self.runs if planned.folder.is_finished]
 
     @cached_property
     def scores(self) -> tuple[Scores, ...]:
-        """Of the finished runs."""
         return tuple(planned.folder.scores() for planned in self.finished)
 
     @cached_property
@@ -100,29 +97,26 @@ class RowResult:
 
     @property
     def problems(self) -> list[Outcome]:
-        """Of the runs that have not finished; none of a row that cannot be run here."""
+        """Outcomes of runs that have not finished; none of a row that cannot be run here."""
         return [] if self.row.problem else [outcome for outcome in self.outcomes if outcome.status != "finished"]
 
     @property
     def status(self) -> str:
         """In a word: ``finished``, ``skipped``, ``failed`` or ``not run``, of some runs or of all."""
         ended = [outcome.status for outcome in self.problems if outcome.status != "unfinished"]
-        worst = "skipped" if self.row.problem else ended[-1] if ended else ""
+        worst = "skipped" if self.row.problem else next(reversed(ended), "")
         if self.seeds:
             return f"some {worst}" if worst else "finished"
         return worst or "not run"
 
     @property
     def published(self) -> dict[Column, Published]:
-        """The published values by column."""
         return {Column.of(value, self.row.mlrc): value for value in self.row.published}
 
     def value(self, column: Column) -> Statistic | None:
         """What the finished runs have for a column: a score as a fraction, milliseconds, or thousands of steps."""
         if column.part:
-            scored = {} if self.ensemble is None else getattr(self.ensemble, column.part)
-            value: Statistic | None = scored.get(column.score)
-            return value
+            return getattr(self.ensemble, column.part, {}).get(column.score)
         if column.metric in TIMES:
             return Statistic.of(scores.cost.step_ms for scores in self.scores if scores.cost.step_ms is not None)
         if column.metric == "ksteps":
@@ -155,7 +149,6 @@ class RowResult:
 
     @property
     def select_by(self) -> str:
-        """The score that chose the epoch."""
         return select_by(self.row.recipe.protocol)
 
     def validated(self, name: str) -> tuple[Statistic, Statistic] | None:
@@ -165,7 +158,7 @@ class RowResult:
         both = [scores for scores in self.scores if name in scores.chosen and name in (scores.test or {})]
         validation = Statistic.of_key((scores.best for scores in both), name)
         test = Statistic.of_key((scores.test for scores in both), name)
-        return None if validation is None or test is None else (validation, test)
+        return (validation, test) if validation and test else None
 
     @property
     def chosen_epochs(self) -> list[float]:
@@ -187,8 +180,5 @@ class RowResult:
 
 def results_of(runs: Sequence[PlannedRun]) -> list[RowResult]:
     """Runs by their rows; a folder that holds a run of another recipe is an error."""
-    by_row: dict[str, list[PlannedRun]] = {}
-    for planned in runs:
-        planned.was_changed(allow=False)
-        by_row.setdefault(planned.row.path, []).append(planned)
-    return [RowResult(members[0].row, tuple(members)) for members in by_row.values()]
+    rows = {planned.row.path: planned.row for planned in runs if not planned.was_changed(allow=False)}
+    return [RowResult(row, tuple(run for run in runs if run.row.path == path)) for path, row in rows.items()]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from nearkin import losses
 from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
+from nearkin.losses.pml import PREFIX
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.recipe.reading import check_keys, layered, read_yaml
 from nearkin.runs.folder import own_photos_name
@@ -19,8 +20,6 @@ from nearkin.training import methods
 from nearkin.training.recipe_check import load_recipe
 
 ENDING = ".compare.yml"
-"""Of the files that come with nearkin; a file given by its path may end as it likes."""
-
 SECTIONS = ("objective", "method", "encoder", "training")
 """Sections of a recipe that a row of a file may change. Where budgets differ, the table has a column for them."""
 
@@ -35,7 +34,6 @@ class RowChanges:
     title: str
     base: str | None
     changes: Mapping[str, Any]
-    """Sections of a recipe, on top of those of the base row."""
 
 
 def shared_recipe(
@@ -45,11 +43,7 @@ def shared_recipe(
     *,
     say: Callable[[str], None] = print,
 ) -> str:
-    """The name of the recipe that all rows share: as given, as the file of rows names it, or one that suits the data.
-
-    >>> shared_recipe("cars"), shared_recipe("photos/", rows_from="cub")
-    ('cub/proxy_anchor', 'cub/proxy_anchor')
-    """
+    """The name of the recipe that all rows share: as given, as the file of rows says, or one that suits the data."""
     if recipe is not None:
         return recipe
     if rows_from is not None and (named := _read_file(file := named_rows(rows_from)).get("recipe")) is not None:
@@ -68,12 +62,7 @@ def base_recipe(
     *,
     say: Callable[[str], None] = print,
 ) -> Recipe:
-    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes.
-
-    >>> base = base_recipe("glyphs", overrides=["training.epochs=3", "objective.alpha=16"])
-    >>> base.encoder.backbone, base.training.epochs, base.protocol.name
-    ('small', 3, 'validation')
-    """
+    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes."""
     # Options of a loss or a method go to the rows: here they would meet the recipe's own.
     shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
     data = data or (None if recipe else "glyphs")
@@ -82,29 +71,18 @@ def base_recipe(
 
 
 def rows_file(base: Recipe) -> Path:
-    """The file with the rows that suit a recipe's data and backbone.
-
-    >>> rows_file(load_recipe("glyphs/demo")).name
-    'glyphs.compare.yml'
-    """
+    """The file with the rows that suit a recipe's data and backbone."""
     names = _shipped_files()
-    if base.data.source in names:
-        return names[base.data.source]
-    return names["glyphs" if base.encoder.backbone == "small" else "photos"]
+    return names.get(base.data.source) or names["glyphs" if base.encoder.backbone == "small" else "photos"]
 
 
 def named_rows(given: str | Path) -> Path:
-    """A file with rows, by its path or by the name of one that comes with nearkin.
-
-    >>> named_rows("cub-ccp").name
-    'cub-ccp.compare.yml'
-    """
+    """A file with rows, by its path or by the name of one that comes with nearkin."""
     names = _shipped_files()
-    if Path(given).is_file():
-        return Path(given)
-    if str(given) in names:
-        return names[str(given)]
-    raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+    file = Path(given) if Path(given).is_file() else names.get(str(given))
+    if file is None:
+        raise RecipeError(f"no rows {str(given)!r}, neither as a file nor by name: {did_you_mean(str(given), names)}")
+    return file
 
 
 def read_rows(file: str | Path) -> list[RowChanges]:
@@ -129,9 +107,8 @@ def chosen_rows(rows: Sequence[RowChanges], names: Iterable[str] | None) -> list
     if names is None:
         return list(rows)
     wanted, known = dict.fromkeys(names), {row.name: row for row in rows}
-    return [row for row in rows if row.name in wanted] + [
-        _part_row(name, known) for name in wanted if name not in known
-    ]
+    others = [_part_row(name, known) for name in wanted if name not in known]
+    return [row for row in rows if row.name in wanted] + others
 
 
 def _part_row(name: str, known: Mapping[str, RowChanges]) -> RowChanges:
@@ -139,18 +116,18 @@ def _part_row(name: str, known: Mapping[str, RowChanges]) -> RowChanges:
     loss, _, method = name.partition("+")
     if loss in methods.catalogue() and not method:
         loss, method = next(iter(known)), loss
-    if loss not in (*known, *losses.catalogue()) or method not in ("", *methods.catalogue()):
-        parts = sorted({*known, *losses.catalogue(), *methods.catalogue()})
-        raise RecipeError(
-            f"no row {name!r}, and no loss, method or LOSS+METHOD of that name: {did_you_mean(name, parts)}"
-        )
+    is_known = loss.startswith(PREFIX) or loss in (*known, *losses.catalogue())
+    if not is_known or method not in ("", *methods.catalogue()):
+        hint = did_you_mean(name, sorted({*known, *losses.catalogue(), *methods.catalogue()}))
+        raise RecipeError(f"no row {name!r}, and no loss, method or LOSS+METHOD of that name: {hint}")
     if method:
         base = known.get(loss) or _part_row(loss, known)
-        return RowChanges(
-            name, f"{base.title} with {method}", loss, layered(base.changes, {"method": {"name": method}})
-        )
+        changes = layered(base.changes, {"method": {"name": method}})
+        return RowChanges(name, f"{base.title} with {method}", loss, changes)
     # A pair loss needs classes with several images in a batch.
-    sampler = {} if losses.kind(losses.catalogue()[loss]) == "proxy" else {"training": {"sampler": "balanced"}}
+    part = losses.loss_named(loss)
+    learns_classes = losses.kind(part) == "proxy" or getattr(part, "learns_classes", False)
+    sampler = {} if learns_classes else {"training": {"sampler": "balanced"}}
     return RowChanges(name, name, None, {"objective": {"name": loss}, **sampler})
 
 
@@ -158,11 +135,6 @@ def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str
     """Rows with the data, encoder, budget and protocol of ``base``; the objective and method are the rows' own.
 
     ``overrides`` are stronger than what a row sets.
-
-    >>> base = load_recipe("glyphs/demo")
-    >>> (row,) = rows_on(base, chosen_rows(read_rows(rows_file(base)), ["c2_ccp"]))
-    >>> row.title, row.base, row.recipe.objective.name, row.recipe.training.sampler
-    ('C2-CCP', 'contrastive', 'contrastive', 'balanced')
     """
     shared = {key: value for key, value in base.as_mapping().items() if key not in ("objective", "method")}
     overrides, made = list(overrides), []
@@ -174,29 +146,17 @@ def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str
 
 
 def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:
-    """A row for every value of one key; the others are compared with the recipe's own value, if that is among them.
-
-    >>> rows = varied_rows(load_recipe("glyphs/demo"), "training.batch_size", ["64", "128"])
-    >>> [(row.title, row.base) for row in rows]
-    [('training.batch_size=64', 'batch_size-128'), ('training.batch_size=128', None)]
-    """
+    """A row for every value of one key, compared with the recipe's own value, if that is among them."""
     if len(set(values)) < 2:
         raise RecipeError(f"{key} needs two values or more, got {', '.join(values) or 'none'}: {key}=A,B,…")
-    recipes = {value: load_recipe(recipe.as_mapping(), [f"{key}={value}"]) for value in values}
-    names = {value: f"{key.rpartition('.')[2]}-{value}" for value in values}
-    base = next((names[value] for value in values if recipes[value] == recipe), None)
-    return [
-        Row(name, f"{key}={value}", recipes[value], None if name == base else base) for value, name in names.items()
-    ]
+    short, mapping = key.rpartition(".")[2], recipe.as_mapping()
+    rows = [Row(f"{short}-{value}", f"{key}={value}", load_recipe(mapping, [f"{key}={value}"])) for value in values]
+    base = next((row.name for row in rows if row.recipe == recipe), None)
+    return [replace(row, base=None if row.name == base else base) for row in rows]
 
 
 def ablated_rows(recipe: Recipe, changes: Sequence[str]) -> list[Row]:
-    """The recipe, and a row for every change, compared with it; changes that belong together are joined by ``&``.
-
-    >>> changes = ["training.max_grad_norm=10", "training.batch_size=64&training.learning_rate=5e-5"]
-    >>> [row.name for row in ablated_rows(load_recipe("glyphs/demo"), changes)]
-    ['unchanged', 'max_grad_norm-10', 'batch_size-64-learning_rate-5e-5']
-    """
+    """The recipe, and a row for every change, compared with it; changes that belong together are joined by ``&``."""
     rows = [Row("unchanged", "Unchanged", recipe)]
     for text in changes:
         parts = text.split("&")
@@ -209,8 +169,7 @@ def ablated_rows(recipe: Recipe, changes: Sequence[str]) -> list[Row]:
 
 
 def _shipped_files() -> dict[str, Path]:
-    files = sorted((recipes_folder() / "compare").glob(f"*{ENDING}"))
-    return {file.name.removesuffix(ENDING): file for file in files}
+    return {file.name.removesuffix(ENDING): file for file in sorted((recipes_folder() / "compare").glob(f"*{ENDING}"))}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -232,8 +191,7 @@ def _row_changes(name: str, row: Any, before: Mapping[str, RowChanges]) -> RowCh
         content = row.get(section, {})
         if not isinstance(content, Mapping):
             raise RecipeError(f"section {section!r} must hold keys and values, got {content!r}")
-        if content:
-            changes = layered(changes, {section: content})
+        changes = layered(changes, {section: content} if content else {})
     if "name" not in changes.get("objective", {}):
         raise RecipeError("it names no loss: give objective: {name: …}, or a base that has one")
     return RowChanges(name, str(row.get("title", name)), base, changes)

@@ -18,13 +18,12 @@ from nearkin.recipe.reading import read_yaml
 from nearkin.training.recipe_check import load_recipe, validate
 
 ENDING = ".space.yml"
-"""Unlike a recipe, which ends in ``.yaml`` and can be trained."""
 
-FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed", "protocol.validation_seed")
+FIXED = (*INDIFFERENT, "data.source", "data.unreadable_tolerance", "training.seed")
 """With all of ``protocol``: what is no hyper-parameter, or would make the trials' scores hard to compare."""
 
 Space = dict[str, Any]
-"""Optuna's distributions by the keys of a recipe. Choices are YAML texts, as Optuna keeps numbers and texts only."""
+"""Optuna's distributions by the keys of a recipe; choices are YAML texts."""
 
 _RANGE = re.compile(r"^\s*(?P<low>[^,\[\]:]+?)\s*\.\.\s*(?P<high>[^,\[\]:]+?)\s*(?P<log>:log)?$")
 
@@ -44,17 +43,15 @@ def read_space(texts: Iterable[str | Path], recipe: Recipe) -> Space:
     nearkin.errors.RecipeError: method.proximal=0..1: unknown key 'method.proximal' for ccp: ...
     """
     written: dict[str, Any] = {}
+    parsed: dict[str, list[Any]] = {}
     for text in texts:
         for key, values in _entries(text).items():
             if key in written:
                 raise RecipeError(f"{key} is in the space twice")
-            written[key] = values
+            with mistakes_in(f"{key}={values}"):
+                written[key], parsed[key] = values, _written_values(key, values)
     if not written:
         raise RecipeError("the space is empty: give at least one key, such as training.learning_rate=1e-5..1e-2:log")
-    parsed = {}
-    for key, values in written.items():
-        with mistakes_in(f"{key}={values}"):
-            parsed[key] = _written_values(key, values)
     firsts = {key: _yaml_text(values[0]) for key, values in parsed.items()}
     space = {}
     for key, values in parsed.items():
@@ -78,11 +75,7 @@ def check_space(space: Space, recipe: Recipe) -> None:
 
 
 def recipe_at(recipe: Recipe, point: Mapping[str, Any]) -> Recipe:
-    """``recipe`` with the values of a point of the space.
-
-    >>> recipe_at(Recipe(), {"training.learning_rate": 1.23456e-5}).training.learning_rate
-    1.235e-05
-    """
+    """``recipe`` with the values of a point of the space."""
     # Another loss or method clears the options that stand there, so names go first.
     ordered = sorted(point.items(), key=lambda item: not item[0].endswith(".name"))
     return load_recipe(recipe.as_mapping(), [f"{key}={value_text(value)}" for key, value in ordered])
@@ -105,19 +98,13 @@ def listed_values(distribution: Any) -> list[Any] | None:
 
 
 def grid(space: Space) -> list[dict[str, Any]]:
-    """Every combination of values, the first key's changing slowest.
-
-    >>> grid(read_space(["training.batch_size=8,16"], Recipe()))
-    [{'training.batch_size': '8'}, {'training.batch_size': '16'}]
-    """
-    values = {key: listed_values(distribution) for key, distribution in space.items()}
-    for key, listed in values.items():
-        if listed is None:
+    """Every combination of values, the first key's changing slowest."""
+    axes = []
+    for key, distribution in space.items():
+        axes.append(listed_values(distribution) or [])
+        if not axes[-1]:
             raise RecipeError(f"a grid needs values, and {key} is a range of fractions: list them as {key}=a,b,c")
-    return [
-        dict(zip(space, point, strict=True))
-        for point in itertools.product(*(listed or () for listed in values.values()))
-    ]
+    return [dict(zip(space, point, strict=True)) for point in itertools.product(*axes)]
 
 
 def _entries(text: str | Path) -> dict[str, Any]:
@@ -129,13 +116,13 @@ def _entries(text: str | Path) -> dict[str, Any]:
     if equals:
         return {key.strip(): written}
     raise RecipeError(
-        f"no space {str(text)!r}: write key=low..high, key=low..high:log or key=a,b,c, or name a file or one of those "
-        f"that come with nearkin; {did_you_mean(str(text), names)}"
+        f"no space {str(text)!r}: write key=low..high, key=low..high:log or key=a,b,c, or name a file or one of "
+        f"nearkin's; {did_you_mean(str(text), names)}"
     )
 
 
 def _written_values(key: str, written: Any) -> list[Any]:
-    """The two ends of a range or the values of a list, as YAML reads them."""
+    """The two ends of a range or the values of a list."""
     if key in FIXED or key.startswith("protocol."):
         raise RecipeError(f"{key} is the same for all trials, or their scores could not be compared")
     if isinstance(written, str) and (match := _RANGE.match(written)):

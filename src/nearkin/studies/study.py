@@ -7,12 +7,11 @@ unfinished ones resume, and a run that fails is recorded with its reason while t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,11 +41,11 @@ from nearkin.runs.folder import OUTCOME_FILE, Outcome, RunFolder
 from nearkin.runs.run import run
 from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
-from nearkin.training.observers import ConsoleObserver, in_words
+from nearkin.training.observers import ConsoleObserver, hours_minutes_seconds
 from nearkin.training.recipe_check import validate_all
 
 OUT_OF_MEMORY = (OutOfMemoryError.exit_code, -9)
-"""Exit codes of a run that found memory full: its own, or the system's when it kills the process."""
+"""Exit codes of a run that found memory full: its own, or the system's."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,6 @@ class Row:
     """A recipe that is run once per seed."""
 
     name: str
-    """Also the name of its folder, unless that is given."""
     title: str
     recipe: Recipe
     base: str | None = None
@@ -64,7 +62,6 @@ class Row:
     data: str = ""
     """The data set that it is shown under, where a table has several."""
     published: tuple[Published, ...] = ()
-    """What a paper reports for it."""
     problem: str | None = None
     """Why it cannot be run here: data, weights or the method itself are missing."""
     command: str | None = None
@@ -74,10 +71,10 @@ class Row:
     series: str = ""
     """What a figure calls the line that it is a point of."""
     folder: str = ""
+    """Where its runs are, below the folder of the study; by default its name."""
 
     @property
     def path(self) -> str:
-        """Where its runs are, below the folder of the study."""
         return self.folder or self.name
 
 
@@ -108,7 +105,6 @@ class PlannedRun:
 
     @property
     def outcome(self) -> Outcome:
-        """What its folder holds."""
         return Outcome.read(self.row.name, self.seed, self.folder)
 
     def was_changed(self, *, allow: bool) -> bool:
@@ -118,9 +114,9 @@ class PlannedRun:
         try:
             self.folder.check_same_recipe(self.recipe)
         except (RecipeError, DataError) as error:
-            if allow:
-                return True
-            raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
+            if not allow:
+                raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
+            return True
         return False
 
 
@@ -158,31 +154,30 @@ class Study(ABC):
         if announce is not None and left and not is_benchmark(left[0].recipe.data.source):
             with contextlib.suppress(DataError):  # the run itself records what is wrong with its data
                 opened(left[0].recipe, console, announce)
-        outcomes = run_all(runs, jobs=jobs, overwrite=overwrite, console=console) if runs else []
-        return self.finish(outcomes, console)
+        return self.finish(run_all(runs, jobs=jobs, overwrite=overwrite, console=console), console)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
-        """What is left to do once the runs have ended, such as scoring several models as one."""
+        """Called once the runs have ended, such as to score several models as one."""
         return outcomes
 
     @abstractmethod
-    def tables(self) -> list[Table]:
+    def table(self) -> Table:
         """What the folder holds so far."""
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """The same for programs, as it is written to a JSON file."""
+        """The same for programs."""
 
     @abstractmethod
     def write(self) -> list[Path]:
-        """Write tables, JSON and figures into the folder."""
+        """Write table, record and figures into the folder."""
 
     def failure(self, outcomes: Sequence[Outcome]) -> tuple[str, int] | None:
         """The message and exit code where some run did not finish."""
         problems = [outcome for outcome in outcomes if outcome.status != "finished"]
         if not problems:
             return None
-        worst = next((outcome for outcome in problems if outcome.status == "failed"), problems[0])
+        worst = min(problems, key=lambda outcome: outcome.status != "failed")
         return f"{len(problems)} of {len(outcomes)} runs did not finish: {worst.reason}", worst.exit_code or 1
 
     def next_steps(self) -> list[str]:
@@ -191,7 +186,6 @@ class Study(ABC):
 
 
 def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
-    """Write texts into files of a folder."""
     make_folder(folder)
     for name, text in texts.items():
         write_atomically(folder / name, text.encode())
@@ -201,15 +195,14 @@ def write_texts(folder: Path, texts: Mapping[str, str]) -> list[Path]:
 def write_table(folder: Path, name: str, table: Table, record: Mapping[str, Any]) -> list[Path]:
     """Write a table as ``<name>.md``, ``.csv`` and ``.json``."""
     plain = json.dumps(record, indent=2, ensure_ascii=False) + "\n"
-    texts = {"md": markdown(table), "csv": csv_text(table), "json": plain}
-    return write_texts(folder, {f"{name}.{ending}": text for ending, text in texts.items()})
+    return write_texts(folder, {f"{name}.md": markdown(table), f"{name}.csv": csv_text(table), f"{name}.json": plain})
 
 
 def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """One seed of all rows, then the next, in ``folder/<row>/seed-<seed>``.
 
-    The models of a reality check lie in ``folder/<row>/fold-<fold>/seed-<seed>`` and each has its own seed: with one
-    seed they would start from the same projection, and concatenated say little more than one of them.
+    The models of a reality check lie in ``folder/<row>/fold-<fold>/seed-<seed>``. Each has its own seed: with one seed
+    all would start from the same projection, and concatenated say little more than one of them.
     """
     names = [row.path for row in rows]
     if not rows or len(set(names)) < len(names):
@@ -231,15 +224,10 @@ def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) 
 
 
 def chosen_names(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
-    """``wanted`` in the order of ``known``, or an error that suggests the right spelling.
-
-    >>> chosen_names(["vcpa", "mpa"], ["mpa", "mpa_ap", "vcpa"])
-    ['mpa', 'vcpa']
-    """
+    """``wanted`` in the order of ``known``, or an error that suggests the right spelling."""
     wanted = set(wanted)
-    for name in sorted(wanted):
-        if name not in known:
-            raise RecipeError(f"no row {name!r}: {did_you_mean(name, known)}")
+    if unknown := sorted(wanted - set(known)):
+        raise RecipeError(f"no row {unknown[0]!r}: {did_you_mean(unknown[0], known)}")
     return [name for name in known if name in wanted]
 
 
@@ -258,12 +246,8 @@ def run_all(
     """Train what is left of ``runs``.
 
     With one job the runs are trained in this process, with several each in its own, to fill a GPU. A folder that holds
-    a run of another recipe is started again with ``overwrite``; without it that is an error. After the first finished
-    run one line says how long the others will take.
-
-    Raises:
-        RecipeError: before anything is run, where a recipe cannot be followed or differs from that of the folder.
-        InterruptedRunError: after Ctrl-C or SIGTERM; calling again resumes.
+    a run of another recipe is started again with ``overwrite``; without it that is an error, before anything is run.
+    Ctrl-C and SIGTERM raise :class:`InterruptedRunError`; calling again resumes.
     """
     if jobs < 1:
         raise RecipeError(f"jobs must be at least 1, got {jobs}")
@@ -282,8 +266,7 @@ def run_all(
     except (InterruptedRunError, KeyboardInterrupt) as stop:
         done = sum(planned.folder.is_finished for planned in runs)
         raise InterruptedRunError(
-            f"interrupted with {done} of {len(runs)} runs finished; what was begun is saved. "
-            f"The same command resumes from here"
+            f"interrupted with {done} of {len(runs)} runs finished; the same command resumes from here"
         ) from stop
     notice_changed_images([planned.folder for planned in runs])
     outcomes = [(planned.folder.path, planned.outcome) for planned in runs]
@@ -294,9 +277,7 @@ class _Runner:
     """Trains runs here or in processes, and records how each ended."""
 
     def __init__(self, console: Console, changed: set[Path], total: int, jobs: int) -> None:
-        self.console = console
-        self.changed = changed
-        self.total, self.jobs = total, jobs
+        self.console, self.changed, self.total, self.jobs = console, changed, total, jobs
         self.ended, self.started = 0, time.monotonic()
         self.busy: dict[Path, Outcome] = {}
 
@@ -337,13 +318,9 @@ class _Runner:
                     self._leave(planned, str(error))
                     continue
                 train = ["-m", "nearkin", "train", str(folder.recipe_file), "-o", str(folder.path)]
-                yield Job(
-                    planned.label,
-                    [*train, "--resume", "--verbose", "--no-figure"],
-                    folder.path / LOG,
-                    is_done=lambda folder=folder: folder.is_finished,  # type: ignore[misc]
-                    on_end=partial(on_end, planned),
-                )
+                command = [*train, "--resume", "--verbose", "--no-figure"]
+                is_done = partial(getattr, folder, "is_finished")
+                yield Job(planned.label, command, folder.path / LOG, is_done, partial(on_end, planned))
 
         def on_end(planned: PlannedRun, code: int, message: str) -> None:
             if code == BusyError.exit_code:
@@ -369,8 +346,7 @@ class _Runner:
     def _leave(self, planned: PlannedRun, reason: str) -> None:
         """Another process is at this run; the others of the study continue."""
         self.console.print(f"{planned.label}: {reason}", markup=False, highlight=False, soft_wrap=True)
-        left = dataclasses.replace(planned.outcome, reason=reason, exit_code=BusyError.exit_code)
-        self.busy[planned.folder.path] = left
+        self.busy[planned.folder.path] = replace(planned.outcome, reason=reason, exit_code=BusyError.exit_code)
 
     def _record(self, planned: PlannedRun, reason: str, code: int, at_once: int) -> None:
         """Keep how a run ended, and print it."""
@@ -387,5 +363,5 @@ class _Runner:
         console.print(f"{planned.label}: {shown or 'finished'}", highlight=False)
         rounds = -(-self.total // self.jobs) - 1
         if self.ended == 1 and rounds:
-            left = in_words(rounds * (time.monotonic() - self.started))
+            left = hours_minutes_seconds(rounds * (time.monotonic() - self.started))
             console.print(f"The other {counted(self.total - 1, 'run')} will take about {left}", highlight=False)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from nearkin.data.benchmarks import benchmarks
-from nearkin.evaluation.statistics import Statistic, rank_correlation
+from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
 from nearkin.report.differences import COMPARED, Comparison, differences_part, how_to_read
 from nearkin.report.score_tables import score_text
@@ -17,9 +18,9 @@ from nearkin.studies.results import Column, RowResult
 
 SHOWN = ("R@1", "MAP@R", "nDCG@8", "covering_radius")
 STEP = Column("ms/step")
-CONDITIONS = ("data", "protocol", "selection", "hardware")
+MUST_AGREE = {"protocol": "protocols", "selection": "ways of choosing the epoch", "hardware": "hardware"}
+MUST_AGREE |= {"data": "data", "budget": "budgets"}
 BACKBONES = {"bninception": "BN-Inception", "resnet50": "ResNet-50", "googlenet": "GoogLeNet"}
-RUNS_TO_CORRELATE, GOOD_CORRELATION = 8, 0.5
 
 Results = Sequence[RowResult]
 Columns = Mapping[str, Sequence[Column]]
@@ -28,11 +29,8 @@ Columns = Mapping[str, Sequence[Column]]
 def study_table(title: str, results: Results, columns: Columns | None = None, remarks: Iterable[str] = ()) -> Table:
     """A part for each data set, in which a method stands below its base, indented.
 
-    Args:
-        title: of the table.
-        results: its rows.
-        columns: by data set; default: the usual scores that some run has.
-        remarks: further conditions, in sentences.
+    The columns are the usual scores that some run has, unless they are given by data set; ``remarks`` are further
+    conditions, in sentences.
     """
     parts: list[Part] = []
     for data, rows in by_data(results).items():
@@ -47,33 +45,35 @@ def study_table(title: str, results: Results, columns: Columns | None = None, re
     )
 
 
-def study_record(table: Table, results: Results) -> dict[str, Any]:
+def study_record(folder: Path, table: Table, results: Results) -> dict[str, Any]:
     """Everything that is known, for programs."""
     rows = []
     for result in results:
         recipe = result.row.recipe
-        record: dict[str, Any] = {
-            "name": result.row.name,
-            "title": result.row.title,
-            "base": result.row.base,
+        record: dict[str, Any] = {key: getattr(result.row, key) for key in ("name", "title", "base", "problem")}
+        record |= {
             "data": result.row.data or recipe.data.source,
             "recipe": recipe.as_mapping(),
-            "budget": budget_text(recipe),
             "status": result.status,
-            "problem": result.row.problem,
             "problems": [dataclasses.asdict(problem) for problem in result.problems],
             "seeds": result.seeds,
             "folders": [str(planned.folder.path) for planned in result.runs],
             "chosen_epochs": result.chosen_epochs,
             "runs_at_once": result.at_once,
-            "recipes": [scores.conditions.recipe for scores in result.scores],
         }
         if pair := result.validated(result.select_by):
             validation, test = (score.as_record() for score in pair)
             record["chosen"] = {"score": result.select_by, "validation": validation, "test": test}
         rows.append(record)
-    texts = {"title": table.title, "conditions": list(table.conditions), "warnings": list(table.notes)}
-    return {**texts, "rows": rows, "scores": list(table.records)}
+    return {
+        "folder": str(folder),
+        "written": datetime.now(UTC).isoformat(timespec="seconds"),
+        "title": table.title,
+        "conditions": list(table.conditions),
+        "warnings": list(table.notes),
+        "rows": rows,
+        "scores": list(table.records),
+    }
 
 
 def score_records(results: Results, columns: Columns | None = None) -> list[dict[str, Any]]:
@@ -114,14 +114,13 @@ def score_records(results: Results, columns: Columns | None = None) -> list[dict
                         "status": result.status,
                         "seeds": [str(seed) for seed in result.seeds],
                         "budget": budget_text(result.row.recipe),
-                        **{key: result.condition(key) for key in (*CONDITIONS[1:], "recipe")},
+                        **{key: result.condition(key) for key in ("protocol", "selection", "hardware", "recipe")},
                     }
                 )
     return records
 
 
 def by_data(results: Results) -> dict[str, list[RowResult]]:
-    """Rows by the data set that they are shown under."""
     groups: dict[str, list[RowResult]] = {}
     for result in results:
         groups.setdefault(result.row.data, []).append(result)
@@ -148,9 +147,8 @@ def families(results: Results) -> list[tuple[RowResult, int]]:
 
 def compared_with_base(result: RowResult, results: Results) -> Comparison | None:
     """How far a row is from its base or, where it names none, from the first of those without; None for that one."""
-    first = next((other for other, _ in families(results) if other.row.base is None), None)
-    named = result.row.base
-    base = first if named is None else next((other for other in results if other.row.name == named), None)
+    others, named = [other for other, _ in families(results)], result.row.base
+    base = next((row for row in others if row.row.name == named or (named is None and row.row.base is None)), None)
     if base is None or base is result:
         return None
     return Comparison.of(result.row.title, result.test_by_seed, base.row.title, base.test_by_seed)
@@ -160,58 +158,47 @@ def conditions_of(results: Results) -> list[str]:
     """What every score holds for: protocol, selection, seeds, budget, hardware; and how to read it."""
     done = [result for result in results if result.seeds]
     published = [value for result in results for value in result.row.published]
-    theirs = []
-    if published:
-        backbones = sorted({BACKBONES.get(value.backbone, value.backbone) for value in published})
-        protocols = sorted({value.protocol for value in published})
-        theirs = [f"Published: {' and '.join(backbones)}, {' and '.join(protocols)} protocol."]
+    backbones = " and ".join(sorted({BACKBONES.get(value.backbone, value.backbone) for value in published}))
+    protocols = " and ".join(sorted({value.protocol for value in published}))
+    theirs = [f"Published: {backbones}, {protocols} protocol."] if published else []
     if not done:
         return ["No run has finished.", *theirs]
     seeds = sorted({seed for result in done for seed in result.seeds})
     sharing = max((number for result in done for number in result.at_once), default=1)
     parts = [
-        f"{' and '.join(_values(done, 'protocol'))} protocol, {' or '.join(_values(done, 'selection'))}",
-        *_values_by_row(done, lambda result: result.condition("training_conditions")),
-        *_values_by_row(done, lambda result: result.condition("weights")),
+        f"{' and '.join(values_of(done, 'protocol'))} protocol, {' or '.join(values_of(done, 'selection'))}",
+        *_values_by_row(done, "training_conditions"),
+        *_values_by_row(done, "weights"),
         f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",
-        *_values_by_row(done, lambda result: [budget_text(result.row.recipe)]),
-        " and ".join(_values(done, "hardware")) + (f", up to {sharing} runs at a time" if sharing > 1 else ""),
+        *_values_by_row(done, "budget"),
+        " and ".join(values_of(done, "hardware")) + (f", up to {sharing} runs at a time" if sharing > 1 else ""),
     ]
     repeats = {result.repeats for result in done}
-    reading = "One run of each row, so no spread."
-    if repeats != {1}:
-        reading = f"Mean ± sample standard deviation over n runs{', none with one' if 1 in repeats else ''}."
+    reading = f"Mean ± sample standard deviation over n runs{', none with one' if 1 in repeats else ''}."
+    reading = "One run of each row, so no spread." if repeats == {1} else reading
     compared = [comparison for rows in by_data(results).values() for comparison in _compared(rows)]
     return ["; ".join(parts) + ".", *theirs, f"{reading} {how_to_read(compared)}".strip()]
 
 
 def warnings_of(results: Results) -> list[str]:
-    """What makes rows of one table hard to compare, and which runs are missing from it and why."""
+    """What makes rows hard to compare, and which runs are missing and why."""
     done = [result for result in results if result.seeds]
     lines = []
     for rows in by_data(done).values():
-        for what, values_of in {
-            "protocols": lambda result: result.condition("protocol"),
-            "ways of choosing the epoch": lambda result: result.condition("selection"),
-            "hardware": lambda result: result.condition("hardware"),
-            "data": lambda result: result.condition("data"),
-            "budgets": lambda result: [budget_text(result.row.recipe)],
-        }.items():
-            if len(values := _values_by_row(rows, values_of)) > 1:
-                lines.append(f"Mixed {what}: {'; '.join(values)}.")
+        mixed = {what: _values_by_row(rows, condition) for condition, what in MUST_AGREE.items()}
+        lines += [f"Mixed {what}: {'; '.join(values)}." for what, values in mixed.items() if len(values) > 1]
     if len({number for result in done for number in result.at_once}) > 1:
         lines.append("Mixed load: some runs had the machine to themselves and some did not; do not compare ms/step.")
     if len({tuple(result.seeds) for result in done}) > 1:
         lines.append("Not every row has the same seeds.")
-    lines += _doubts_about_validation(done)
     reasons: dict[tuple[str, str], list[str]] = {}
     for result in results:
-        on_data = f" on {result.row.data}" if result.row.data else ""
+        name = result.row.title + (f" on {result.row.data}" if result.row.data else "")
         if result.row.problem:
-            reasons.setdefault(("skipped", result.row.problem), []).append(f"{result.row.title}{on_data}")
+            reasons.setdefault(("skipped", result.row.problem), []).append(name)
         for problem in result.problems:
-            run = f"{result.row.title}{on_data} seed {problem.seed}"
-            reasons.setdefault((problem.status, problem.reason or "no reason given"), []).append(run)
+            key = problem.status, problem.reason or "no reason given"
+            reasons.setdefault(key, []).append(f"{name} seed {problem.seed}")
     for (status, reason), runs in reasons.items():
         more = f" and {len(runs) - 6} more" if len(runs) > 6 else ""
         lines.append(f"{status}: {', '.join(runs[:6])}{more}: {reason}")
@@ -231,15 +218,17 @@ def value_text(value: Statistic | None, column: Column) -> str:
     return value.text(int(value.mean < 100))
 
 
-def _values(results: Results, condition: str) -> list[str]:
+def values_of(results: Results, condition: str) -> list[str]:
+    """The values that some run has for one of its conditions."""
     return sorted({value for result in results for value in result.condition(condition)})
 
 
-def _values_by_row(results: Results, values_of: Callable[[RowResult], list[str]]) -> list[str]:
-    """Values with the rows that have them, where others do not."""
+def _values_by_row(results: Results, condition: str) -> list[str]:
+    """Values of a condition, or of the budget, with the rows that have them, where others do not."""
     rows: dict[str, list[str]] = {}
     for result in results:
-        for value in values_of(result):
+        values = [budget_text(result.row.recipe)] if condition == "budget" else result.condition(condition)
+        for value in values:
             rows.setdefault(value, []).append(result.row.title)
     return [value if len(of) == len(results) else f"{value} ({', '.join(of)})" for value, of in sorted(rows.items())]
 
@@ -293,25 +282,3 @@ def _compared(results: Results) -> list[Comparison]:
     if any(result.row.published for result in results):
         known = [row for row in known if any(apart.interval for apart in row.differences.values())]
     return known
-
-
-def _doubts_about_validation(results: Results) -> list[str]:
-    """A line where validation classes put the runs in another order than the test classes do."""
-    names = {result.select_by for result in results if result.validated(result.select_by)}
-    if len(names) != 1:
-        return []
-    rhos, number = {}, 0
-    for name in dict.fromkeys([*names, *COMPARED]):
-        both = [pair for result in results if (pair := result.validated(name))]
-        validation, test = ([value for pair in both for value in pair[which].values] for which in (0, 1))
-        if len(validation) >= RUNS_TO_CORRELATE:
-            rhos[name], number = rank_correlation(validation, test), max(number, len(validation))
-    (chose,) = names
-    if not rhos.get(chose, math.nan) < GOOD_CORRELATION:
-        return []
-    correlations = ", of ".join(f"{name} {rho:.2f}" for name, rho in rhos.items())
-    return [
-        f"The validation classes put these {number} runs in another order than the test classes (rank correlation of "
-        f"{correlations}): what they choose, an epoch or a setting, may be far from the best. More of them help "
-        f"(protocol.validation_share), or another score (protocol.select_by)."
-    ]

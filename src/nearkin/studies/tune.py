@@ -1,7 +1,7 @@
 """Search over hyper-parameters with Optuna, by validation classes alone: ``nearkin tune``.
 
-Optuna's journal in the folder is the record of the search: plan, trials and their scores. Its samplers suggest, its
-pruners give up, its plots show. Here each trial is trained as runs that resume, without a look at the test classes.
+Optuna's journal in the folder is the record of the search: plan, trials and their scores. Each trial is trained as
+runs that resume, without a look at the test classes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from nearkin.studies.search_space import Space, check_space, grid, read_space, r
 from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
 from nearkin.studies.tables import budget_text
 from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
-from nearkin.training.observers import ConsoleObserver, Observers
+from nearkin.training.observers import ConsoleObserver
 from nearkin.training.recipe_check import load_recipe, validate
 from nearkin.training.state import Evaluation, Observer, TrainingState
 
@@ -79,7 +79,7 @@ def tune(
     Args:
         recipe: what every trial starts from, or its name; its protocol must hold out validation classes.
         space: what to vary: ``key=low..high``, ``key=low..high:log`` or ``key=a,b,c``; files or names of such.
-        trials: how many in all, those from before included; default 20, and for a grid as many as it has points.
+        trials: how many in all, those from before included; default 20, for a grid all its points.
         seeds: models per trial, whose mean counts.
         sampler: what suggests the next trial.
         pruner: what gives up trials that do badly; default: ``median``, for a grid ``none``.
@@ -89,11 +89,6 @@ def tune(
         jobs: trials at a time. One is trained in this process, several in processes of their own, to fill a GPU.
         console: where progress goes.
         train: False only plans the search, which is returned all the same.
-
-    Raises:
-        RecipeError: before anything is trained, where the search is impossible or the folder holds another.
-        DataError: where the data leave no validation classes; or later, where a trial misses a file.
-        InterruptedRunError: after Ctrl-C or SIGTERM; calling again resumes.
     """
     require("optuna", "tune").logging.set_verbosity(30)
     recipe = load_recipe(recipe, changes) if isinstance(recipe, str) else recipe
@@ -112,13 +107,9 @@ def tune(
     texts = [str(text) for text in space]
     settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
     search = Search(recipe, read_space(texts, recipe), settings)
-    if sampler == "grid":
-        points = len(grid(search.space))
-        search.trials = min(trials or points, points)
-    elif trials is not None:
-        search.trials = trials
-    if folder is not None:
-        search.folder = Path(folder)
+    points = len(grid(search.space)) if sampler == "grid" else None
+    search.trials = min(trials or points, points) if points else trials or TRIALS
+    search.folder = search.folder if folder is None else Path(folder)
     if train:
         search.run(jobs=jobs, console=console)
         search.write()
@@ -126,13 +117,14 @@ def tune(
 
 
 class Search:
-    """A search and its folder; :func:`tune` makes it. With one job its course is reproducible."""
+    """A search and its folder; :func:`tune` makes it."""
 
     def __init__(self, recipe: Recipe, space: Space, settings: dict[str, Any]) -> None:
         self.recipe, self.space, self.settings = recipe, space, settings
         self.sampler, self.pruner, self.seed = settings["sampler"], settings["pruner"], settings["seed"]
         first = recipe.training.seed
         self.seeds = range(first, first + settings["seeds"])
+        self.select_by = select_by(recipe.protocol)
         self.trials = TRIALS
         stem = default_folder(recipe).name.rpartition("-")[0]
         self.folder = RUNS / f"tune-{stem}-{short_hash(self._deciding())}"
@@ -144,11 +136,6 @@ class Search:
             raise DataError(f"{folder} holds no search, as it has no {JOURNAL}: start one with nearkin tune RECIPE")
         plan = _open(Path(folder)).user_attrs["plan"]
         return tune(load_recipe(plan["recipe"]), **plan["settings"], folder=folder, train=False)
-
-    @property
-    def select_by(self) -> str:
-        """The score that trials are ranked by."""
-        return select_by(self.recipe.protocol)
 
     @property
     def history(self) -> list[Any]:
@@ -164,7 +151,6 @@ class Search:
         return sorted(done, key=lambda trial: (-trial.value, trial.number))
 
     def plan(self) -> list[str]:
-        """What will be run, in words."""
         self._check_folder()
         ended = sum(trial.state.is_finished() for trial in self.history)
         trials, seeds = counted(self.trials, "trial"), counted(len(self.seeds), "seed")
@@ -178,7 +164,14 @@ class Search:
         validate(self.recipe)
         check_space(self.space, self.recipe)
         self._check_folder()
-        self._check_data(console, announce)
+        table = opened(self.recipe, console, announce).table
+        protocol = Protocol(self.recipe.protocol, table)
+        protocol.check_trainable()
+        if protocol.selects_on != "validation":
+            raise DataError(
+                f"{table.name!r} has too few classes to hold any out for validation, and a search must not choose by "
+                f"the test classes: add classes, or change protocol.validation_share or protocol.test_share"
+            )
         with sole_writer_of(self.folder):
             study = _open(self.folder, self.pruner)
             study.set_user_attr("plan", {"recipe": self.recipe.as_mapping(), "settings": self.settings})
@@ -193,8 +186,7 @@ class Search:
             except (InterruptedRunError, KeyboardInterrupt) as stop:
                 done = sum(trial.state.is_finished() for trial in self.history)
                 raise InterruptedRunError(
-                    f"interrupted with {done} of {self.trials} trials done; what was begun is saved in {self.folder}. "
-                    f"The same command resumes from here"
+                    f"interrupted with {done} of {self.trials} trials done; the same command resumes from here"
                 ) from stop
         notice_changed_images(self._run_folders())
         return []
@@ -217,13 +209,13 @@ class Search:
                 row = Row(name, f"trial {number}", recipe_at(self.recipe, trial.params))
                 runs = planned_runs([row], self.folder, self.seeds)
                 chosen: list[Evaluation] = []
+                options: dict[str, Any] = {"score_test": False}
                 for planned in runs:
                     with ConsoleObserver(console) as bar:
                         # The first seed alone is compared with other trials; what survives gets the other seeds.
-                        watched = bar if chosen else Observers(bar, _Pruning(study, trial))
-                        begun = planned.folder.is_begun
-                        options: dict[str, Any] = {"progress": bar.decoding, "score_test": False, "resume": begun}
-                        chosen.append(run(planned.recipe, planned.folder, watched, **options).chosen)
+                        bar.others += [] if chosen else [_Pruning(study, trial)]
+                        options |= {"progress": bar.decoding, "resume": planned.folder.is_begun}
+                        chosen.append(run(planned.recipe, planned.folder, bar, **options).chosen)
                 scores = [float(best.get(self.select_by, math.nan)) for best in chosen]
                 if not all(map(math.isfinite, scores)):
                     raise RecipeError(f"no {self.select_by} was measured on the validation classes")
@@ -246,7 +238,7 @@ class Search:
         reasons = (trial.user_attrs.get("reason") for trial in self.history)
         return f"no trial has finished: {next(filter(None, reasons), 'all were given up')}", TrainingError.exit_code
 
-    def tables(self) -> list[Table]:
+    def table(self) -> Table:
         """The best trials; the records are all trials, in the order in which they were begun."""
         cells = []
         for trial in self.ranking[:SHOWN]:
@@ -259,23 +251,22 @@ class Search:
         title = f"Search on {Path(self.recipe.data.source).stem}: {loss}" + (f", {method}" if method != "plain" else "")
         ended = [(trial, trial.user_attrs.get("reason")) for trial in self.history]
         notes = [f"Trial {trial.number} {STATUS[trial.state.name]}: {reason}" for trial, reason in ended if reason]
-        return [Table(title, parts, tuple(self._conditions()), tuple(notes), tuple(self._records()))]
+        return Table(title, parts, tuple(self._conditions()), tuple(notes), tuple(self._records()))
 
     def record(self) -> dict[str, Any]:
-        """The same for programs."""
         best = self.ranking[0].number if self.ranking else None
         known = {"folder": str(self.folder), "select_by": self.select_by, "best": best}
         return known | {"conditions": self._conditions(), "trials": self._records()}
 
     def write(self) -> list[Path]:
         """Write ``trials.csv`` and ``tuning.md``; with a finished trial also ``best.yaml`` and Optuna's plots."""
-        (table,) = self.tables()
+        table = self.table()
         texts = {"tuning.md": markdown(table), "trials.csv": csv_text(table)}
         if not self.ranking:
             return write_texts(self.folder, texts)
         best = recipe_at(self.recipe, self.ranking[0].params).to_yaml()
         what = f"best of {counted(len(self.history), 'trial')} by {self.select_by} on validation classes"
-        command = f"nearkin train {shlex.quote(str(self.folder / 'best.yaml'))}"
+        command = shlex.join(["nearkin", "train", str(self.folder / "best.yaml")])
         texts["best.yaml"] = f"# {table.title}, {what}\n# {command}\n{best}"
         texts["tuning.md"] += f"\nThe best, scored on the test classes:\n\n```sh\n{self.next_steps()[0]}\n```\n"
         return write_texts(self.folder, texts) + self._draw()
@@ -292,21 +283,11 @@ class Search:
         if (folder / JOURNAL).is_file():
             if changed := differences(Search.read(folder)._deciding(), self._deciding()):
                 raise RecipeError(
-                    f"{folder} holds another search ({'; '.join(changed.values())}): resume it with the same command, "
-                    f"in which only --trials and --jobs may change, or give another folder with -o"
+                    f"{folder} holds another search ({'; '.join(changed.values())}): only --trials and --jobs may "
+                    f"change; for another search give another folder with -o"
                 )
         elif folder.is_file() or RunFolder(folder).is_begun:
             raise RecipeError(f"{folder} is a file or holds a run: give another folder for the search with -o")
-
-    def _check_data(self, console: Console, announce: Announce | None) -> None:
-        data = opened(self.recipe, console, announce)
-        protocol = Protocol(self.recipe.protocol, data.table)
-        protocol.check_trainable()
-        if protocol.selects_on != "validation":
-            raise DataError(
-                f"{data.table.name!r} has too few classes to hold any out for validation, and a search must not choose "
-                f"by the test classes: add classes, or change protocol.validation_share or protocol.test_share"
-            )
 
     def _deciding(self) -> dict[str, Any]:
         """What decides the course of a search, key by key: a recipe's device, for one, does not."""
@@ -314,7 +295,7 @@ class Search:
 
     def _numbers(self, study: Any, jobs: int) -> Iterator[int]:
         """Trials that were begun and have not ended, then new ones."""
-        optuna = require("optuna", "tune")
+        samplers = require("optuna.samplers", "tune")
         yield from [trial.number for trial in self.history if not trial.state.is_finished()]
         known = len(study.get_trials(deepcopy=False))
         for point in grid(self.space)[known : self.trials] if self.sampler == "grid" else ():
@@ -322,22 +303,19 @@ class Search:
         while (number := len(self.history)) < self.trials:
             # A sampler for every trial: one that begins after an interruption is drawn as it would have been without.
             seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
-            study.sampler = optuna.samplers.RandomSampler(seed=seed)
+            study.sampler = samplers.RandomSampler(seed=seed)
             if self.sampler == "tpe":
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                    study.sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=jobs > 1)
+                    warnings.simplefilter("ignore")  # that constant_liar is experimental
+                    study.sampler = samplers.TPESampler(seed=seed, constant_liar=jobs > 1)
             yield study.ask(self.space).number
 
     def _run_in_processes(self, study: Any, jobs: int, console: Console) -> None:
         """Ask for trials here, train each in a process of its own, and record as failed those whose process dies."""
         missing: list[NearkinError] = []
 
-        def is_done(number: int) -> bool:
-            return bool(self.history[number].state.is_finished())
-
         def on_end(number: int, code: int, message: str) -> None:
-            if not is_done(number):
+            if not self._is_done(number):
                 missing.extend(error(message) for error in (DataError, MissingExtraError) if code == error.exit_code)
                 if missing or code in (InterruptedRunError.exit_code, BusyError.exit_code):
                     return  # where something is missing no other trial will fare better
@@ -348,7 +326,7 @@ class Search:
             for number in self._numbers(study, jobs):
                 command = ["-m", "nearkin.studies.tune", str(self.folder), str(number)]
                 log = self.folder / "trials" / f"{number:03d}" / LOG
-                yield Job(self._label(number), command, log, partial(is_done, number), partial(on_end, number))
+                yield Job(self._label(number), command, log, partial(self._is_done, number), partial(on_end, number))
                 if missing:
                     return
 
@@ -357,14 +335,17 @@ class Search:
         if missing:
             raise missing[0]
 
+    def _is_done(self, number: int) -> bool:
+        return bool(self.history[number].state.is_finished())
+
     def _label(self, number: int) -> str:
         values = (f"{key}={value_text(value)}" for key, value in self.history[number].params.items())
         return f"trial {number}: {' '.join(values)}"
 
     def _print_end(self, number: int, console: Console) -> None:
         trial, reason = self.history[number], self.history[number].user_attrs.get("reason")
-        score = "" if trial.value is None else f", {self.select_by} {100 * trial.value:.1f}"
-        text = f"trial {number}: {STATUS[trial.state.name]}{score}" + (f": {reason}" if reason else "")
+        text = f"trial {number}: {STATUS[trial.state.name]}" + (f": {reason}" if reason else "")
+        text += "" if trial.value is None else f", {self.select_by} {100 * trial.value:.1f}"
         for best in self.ranking[:1]:
             text += f"; best so far trial {best.number}, {100 * best.value:.1f}"
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -393,25 +374,22 @@ class Search:
             reached = max(trial.intermediate_values.values(), default=None) if trial.value is None else trial.value
             record = {"trial": trial.number, "status": STATUS[trial.state.name], self.select_by: reached}
             record |= {key: value_text(trial.params[key]) if key in trial.params else None for key in self.space}
-            ended = {key: trial.user_attrs.get(key) for key in ("scores", "epochs", "seconds", "reason")}
-            records.append(record | ended)
+            record |= {key: trial.user_attrs.get(key) for key in ("scores", "epochs", "seconds", "reason")}
+            records.append(record)
         return records
 
     def _draw(self) -> list[Path]:
-        """Optuna's plots: the history, every parameter alone, and a contour of the first two."""
+        """Optuna's plots: the history, and every parameter alone."""
         plots = require("optuna.visualization.matplotlib", "tune")
         study, files = _open(self.folder), []
         target = {"target": lambda trial: 100 * trial.value, "target_name": f"{self.select_by} on validation (%)"}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that these plots are experimental, and that an axis has one value
-            axes = {"history": plots.plot_optimization_history(study, **target)}
-            axes["parameters"] = plots.plot_slice(study, **target)
-            if len(self.space) > 1:
-                axes["contour"] = plots.plot_contour(study, params=list(self.space)[:2], **target)
-        for name, axis in axes.items():
+        for name, plot in (("history", plots.plot_optimization_history), ("parameters", plots.plot_slice)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that these plots are experimental, and that an axis has one value
+                figure = np.ravel(plot(study, **target))[0].figure
             files.append(self.folder / f"{name}.png")
-            save_figure(np.ravel(axis)[0].figure, files[-1], dpi=130)
-            require("matplotlib.pyplot", "tune").close(np.ravel(axis)[0].figure)
+            save_figure(figure, files[-1], dpi=130)
+            require("matplotlib.pyplot", "tune").close(figure)
         return files
 
 
@@ -420,9 +398,8 @@ class _Pruning(Observer):
 
     def __init__(self, study: Any, frozen: Any) -> None:
         optuna = require("optuna", "tune")
-        self.trial = optuna.trial.Trial(study, frozen._trial_id)
+        self.trial, self.stop = optuna.trial.Trial(study, frozen._trial_id), optuna.TrialPruned
         self.known = set(frozen.intermediate_values)
-        self.stop = optuna.TrialPruned
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         score = row.get(state.protocol.select_by, math.nan)

@@ -28,7 +28,6 @@ class Job:
     command: Sequence[str]
     """What follows ``python``."""
     log: Path
-    """File for its output."""
     is_done: Callable[[], bool]
     on_end: Callable[[int, str], None]
     """Called with the exit code and the last message, unless the job was stopped before it was done."""
@@ -40,7 +39,7 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
     On Ctrl-C or SIGTERM every running job saves itself, and :class:`InterruptedRunError` is raised.
     """
     # Each job would otherwise start as many threads as there are cores, and they would wait for each other.
-    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once))}
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // at_once)), **os.environ}
     running: list[tuple[Job, subprocess.Popen[bytes]]] = []
     started, more, terminated, cut_short = 0, True, False, False
     with StopRequest() as stop:
@@ -53,7 +52,7 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
                         break
                     started += 1
                     console.print(f"starts: {job.label} (output in {job.log})", highlight=False, soft_wrap=True)
-                    running.append((job, _start(job, threads | os.environ)))
+                    running.append((job, _start(job, environment)))
                 if stop.requested and not terminated:
                     terminated = True
                     for _, process in running:
@@ -78,20 +77,14 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
 
 def _start(job: Job, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     job.log.parent.mkdir(parents=True, exist_ok=True)
+    command, null, err = [*PYTHON, *job.command], subprocess.DEVNULL, subprocess.STDOUT
     with open(job.log, "wb") as output:
-        return subprocess.Popen(
-            [*PYTHON, *job.command],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=environment,
-        )
+        return subprocess.Popen(command, stdin=null, stdout=output, stderr=err, env=environment)
 
 
 def last_log_line(log: Path) -> str:
     """The message behind ``error:`` in a job's output, or the last line."""
     text = log.read_text(encoding="utf-8", errors="replace").strip() if log.exists() else ""
     _, marked, message = f"\n{text}".rpartition("\nerror: ")
-    if marked:
-        return message.strip()
-    return text.splitlines()[-1] if text else f"no output (see {log})"
+    last = text.splitlines()[-1] if text else f"no output (see {log})"
+    return message.strip() if marked else last

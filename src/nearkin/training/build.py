@@ -30,7 +30,6 @@ from nearkin.training.optimisation import ProximalTerm, WeightEma, build_optimis
 from nearkin.training.state import TrainingState
 
 PCA_IMAGES = 10_000
-"""More images than these say nothing more of how a few thousand channels vary."""
 
 
 def build_state(
@@ -74,11 +73,11 @@ def build_state(
     if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
         batch = len(share_of(min(training.batch_size, len(labels)), of=0))
         micro_batch = fitting_micro_batch(encoder, batch, transform.size, device, dtype)
+    sampled = {"batch_size": training.batch_size, "seed": training.seed}
     if training.sampler == "random":
-        sampler: BatchSampler = RandomSampler(len(labels), batch_size=training.batch_size, seed=training.seed)
+        sampler: BatchSampler = RandomSampler(len(labels), **sampled)
     else:
-        classes = {"batch_size": training.batch_size, "images_per_class": training.images_per_class}
-        sampler = BalancedSampler(labels, **classes, seed=training.seed)
+        sampler = BalancedSampler(labels, images_per_class=training.images_per_class, **sampled)
     l2_sp, backbone = ProximalTerm(), list(encoder.backbone.parameters())
     if training.l2_sp:  # around the weights as they are now; a resumed run is built from the same
         l2_sp.remember(backbone)
@@ -121,27 +120,25 @@ def build_objective(
 ) -> nn.Module:
     """The loss that ``section`` names, with its proxies.
 
-    Three things a recipe need not say: a pair loss takes the encoder's normalisation, a memory that is to hold the
-    training set takes its size, and ISA's penalties are off, unless it is to do as released: they cost points
-    where Proxy-Anchor does not over-fit (docs/method_isa.md).
+    Three things a recipe need not say: a pair loss takes the encoder's normalisation, a memory of the training set
+    takes its size, and ISA's penalties are off, unless it is to do as released (docs/method_isa.md).
 
     >>> loss = build_objective(PartSection("contrastive"), num_classes=3, dim=8, num_images=30, normalisation="ball")
     >>> loss.normalisation
     'ball'
     """
-    loss = losses.catalogue()[section.name]
+    loss = losses.loss_named(section.name)
     inferred = {"normalisation": normalisation, "memory_size": num_images, **_penalties(section)}
     options: dict[str, Any] = {key: value for key, value in inferred.items() if key in losses.options(loss)}
     options |= section.options
     if "weighting" in options:
         weighting: PartSection = options["weighting"]
-        make = losses.weightings()[weighting.name]
-        inferred = {"memory_size": num_images, **_penalties(weighting)}
-        options["weighting"] = make(num_classes, dim, **(inferred | dict(weighting.options)))
+        chosen = {"memory_size": num_images, **_penalties(weighting), **weighting.options}
+        options["weighting"] = losses.weightings()[weighting.name](num_classes, dim, **chosen)
     if "pair_loss" in options:
         size = {"num_classes": num_classes, "dim": dim, "num_images": num_images}
         options["pair_loss"] = build_objective(options["pair_loss"], **size, normalisation=normalisation)
-    return loss(num_classes, dim, **options) if losses.kind(loss) == "proxy" else loss(**options)
+    return loss(num_classes, dim, **options) if losses.kind(loss) in ("proxy", "pml") else loss(**options)
 
 
 def _penalties(isa: PartSection) -> dict[str, str]:
@@ -166,20 +163,15 @@ def _notice_penalties_off(objective: nn.Module, section: PartSection) -> None:
 def start_head(state: TrainingState) -> None:
     """With ``encoder.head_init: pca``, project onto the principal axes of the training images' features.
 
-    A random projection to a few hundred dimensions loses some of what a pretrained backbone has learned, and a few
-    photos do not bring it back. The weights are as long as those that they replace, so that learning rates mean
-    the same. Dimensions beyond the backbone's channels begin at zero.
+    A random projection loses some of what a pretrained backbone has learned. The weights are as long as those that they
+    replace, so that learning rates mean the same. Dimensions beyond the backbone's channels begin at zero.
     """
     head = state.encoder.head
     if state.recipe.encoder.head_init != "pca" or not isinstance(head, nn.Linear):
         return
     rows = np.random.default_rng(state.recipe.training.seed).permutation(len(state.train_set))[:PCA_IMAGES]
-    what = "learning how the training images differ"
-    features = state.train_set.embed(
-        np.sort(rows),
-        encoder=state.encoder.without_head().without_normalisation(),
-        progress=lambda done: state.on_scoring(what, done, len(rows)),
-    )
+    plain, what = state.encoder.without_head().without_normalisation(), "learning how the training images differ"
+    features = state.train_set.embed(np.sort(rows), encoder=plain, what=what)
     if not features.isfinite().all():
         raise TrainingError("the backbone's features of the training images are not finite: are its weights damaged?")
     mean, axes = ranks.from_first(lambda: principal_axes(features.cpu().numpy()))
@@ -194,9 +186,9 @@ def start_head(state: TrainingState) -> None:
 
 
 def principal_axes(vectors: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean ``[D]`` and principal axes, the columns of ``[D, D]``, of ``vectors [N, D]``: those of most variance first.
+    """Mean ``[D]`` and principal axes of ``vectors [N, D]``: the columns of ``[D, D]``, most variance first.
 
-    Computed in float64. The sign of an axis is such that its largest number is positive.
+    The largest number of an axis is positive.
 
     >>> mean, axes = principal_axes(np.array([[0.0, 3.0], [0.0, -3.0], [1.0, 0.0], [-1.0, 0.0]]))
     >>> axes.tolist()
@@ -212,7 +204,7 @@ def principal_axes(vectors: NDArray[np.floating]) -> tuple[NDArray[np.float64], 
 
 
 def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
-    """The encoder of a recipe; without ``pretrained`` no weights are looked for, as a checkpoint will fill it."""
+    """The encoder of a recipe; without ``pretrained`` weights, where a checkpoint will fill it."""
     values: dict[str, Any] = {**vars(section), "options": dict(section.options)}
     if not pretrained:
         values["weights"] = None
@@ -241,8 +233,6 @@ def transform_of(section: DataSection) -> Transform:
 def eval_transform_of(recipe: Recipe) -> Transform:
     """The transform that makes the crops to be scored.
 
-    >>> eval_transform_of(Recipe().with_changes({"protocol.eval_size": 288})).resize
-    329
     >>> eval_transform_of(Recipe().with_changes({"protocol.eval_scale": 1.15})).size
     256
     """
@@ -253,7 +243,7 @@ def eval_transform_of(recipe: Recipe) -> Transform:
 
 
 def data_of(recipe: Recipe) -> DataSection:
-    """What a recipe says of its data, with decoded images kept as large as its crops ask for.
+    """A recipe's section on data, with decoded images kept as large as its crops ask for.
 
     >>> data_of(Recipe().with_changes({"data.image_size": 256})).shorter_side
     293

@@ -27,10 +27,8 @@ from nearkin.training.state import TrainingState
 FORMAT = 1
 _PARTS = ("encoder", "objective", "method", "optimiser", "scheduler", "scaler")
 _VALUES = ("untrained", "history", "best", "ended", "recent_losses")
-_UNREADABLE = (
-    *(pickle.UnpicklingError, RuntimeError, EOFError, OSError),
-    *(ValueError, KeyError, TypeError, AttributeError, IndexError),
-)
+_UNFIT = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
+_UNREADABLE = (*_UNFIT, pickle.UnpicklingError, EOFError, OSError)
 """What torch says of files that are cut short or something else altogether."""
 
 Write = Callable[[], None]
@@ -61,7 +59,9 @@ def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
     values = {name: getattr(state, name) for name in _VALUES}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
-    values |= {"sampler": state.loader_state(), "seconds": state.time.state_dict()}
+    # The loader is some batches ahead of what was used.
+    sampler = state.sampler.state_dict() if state.loader is None else state.loader.sampler_state
+    values |= {"sampler": sampler, "seconds": state.time.state_dict()}
     parts = _PARTS if state.ema is None else (*_PARTS, "ema")
     write_checkpoint = _prepared(folder.last_checkpoint, state, parts, values)
     events = copy.deepcopy(state.method.events)
@@ -79,10 +79,7 @@ def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
 
 
 def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter) -> None:
-    """Keep the weights of the best evaluation so far, named by step so that ``last.pt`` always points at its own.
-
-    They are written with the next ``last.pt``: before it nothing would look for them.
-    """
+    """Keep the weights of the best evaluation so far, written just before the ``last.pt`` that points at them."""
     weights = {"encoder": state.eval_encoder.state_dict()}
     writer.put_off(_prepared(folder.best_checkpoint(state.step), state, ("objective",), weights))
 
@@ -127,14 +124,11 @@ def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Te
         try:
             return safetensors.torch.load_file(folder.encoder_file)
         except (SafetensorError, OSError) as error:
-            raise DataError(
-                f"{folder.encoder_file} cannot be read ({error}): delete it, and the checkpoint is used instead"
-            ) from error
+            rule = "delete it, and the checkpoint is used instead"
+            raise DataError(f"{folder.encoder_file} cannot be read ({error}): {rule}") from error
     if not folder.last_checkpoint.exists():
-        raise DataError(
-            f"{folder.path} has no checkpoint: train it with: "
-            f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
-        )
+        train = f"nearkin train {folder.recipe_file} -o {folder.path} --overwrite"
+        raise DataError(f"{folder.path} has no checkpoint: train it with: {train}")
     content = read_checkpoint(folder.last_checkpoint)
     if which == "best" and content["best"] is not None:
         content = read_checkpoint(folder.best_checkpoint(content["best"]["step"]))
@@ -162,10 +156,7 @@ def _prepared(path: Path, state: TrainingState, parts: Sequence[str], values: Ma
 
 
 def _with_all_classes(content: dict[str, Any], state: TrainingState) -> dict[str, Any]:
-    """``content`` with the proxies of all ranks, and the optimiser's state of them, where this rank has its own.
-
-    They are gathered in host memory, one tensor at a time, and kept on the first rank.
-    """
+    """``content`` with the proxies of all ranks and their moments, on the first rank, in host memory."""
     classes_of = {}
     for bank in banks_in(state.objective, state.learned):
         for tensor in (*bank.parameters(), *bank.buffers()):
@@ -173,18 +164,28 @@ def _with_all_classes(content: dict[str, Any], state: TrainingState) -> dict[str
             for sharded in (tensor, *(moment for moment in moments if moment.shape == tensor.shape)):
                 classes_of[sharded.data_ptr()] = bank.classes
 
-    def gathered(value: Any) -> Any:
-        if isinstance(value, Tensor) and value.data_ptr() in classes_of:
-            whole = ranks.gather_rows(value.detach().cpu(), classes_of[value.data_ptr()])
-            return whole if ranks.is_first() else None
-        if isinstance(value, dict | list):
-            value = copy.copy(value)  # an optimiser gives out the very dictionaries that it works with
-            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-                value[key] = gathered(item)
-        return value
+    def gathered(value: Tensor) -> Tensor | None:
+        if value.data_ptr() not in classes_of:
+            return value
+        whole = ranks.gather_rows(value.detach().cpu(), classes_of[value.data_ptr()])
+        return whole if ranks.is_first() else None
 
-    whole: dict[str, Any] = gathered(content)
+    whole: dict[str, Any] = _with_tensors(content, gathered)
     return whole
+
+
+def _with_tensors(content: Any, change: Callable[[Tensor], Tensor | None]) -> Any:
+    """A copy of dictionaries, lists and tuples with their tensors changed."""
+    if isinstance(content, Tensor):
+        return change(content)
+    if isinstance(content, tuple):
+        return tuple(_with_tensors(item, change) for item in content)
+    if isinstance(content, dict | list):
+        content = copy.copy(content)  # with the versions of modules that a state dictionary has as an attribute
+        for key, item in list(content.items() if isinstance(content, dict) else enumerate(content)):
+            content[key] = _with_tensors(item, change)
+        return content
+    return copy.deepcopy(content)
 
 
 def _keep_local_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None:
@@ -201,15 +202,13 @@ def _keep_local_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer)
 def _fitting(file: Path) -> Iterator[None]:
     try:
         yield
-    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except _UNFIT as error:
         reason = str(error).partition("\n")[0]
         raise DataError(f"{file} does not fit this run ({reason}): train again with --overwrite") from error
 
 
 class BackgroundWriter:
-    """Writes one thing at a time in another thread; a failure is raised in the caller's thread, at the next call.
-
-    Leaving the context waits.
+    """Writes one thing at a time in another thread; a failure is raised at the next call. Leaving the context waits.
 
     >>> written = []
     >>> with BackgroundWriter() as writer:
@@ -235,15 +234,13 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is still being written."""
         return self._pending is not None and not self._pending.done()
 
     def put_off(self, write: Write) -> None:
-        """Have something written just before what is begun next, replacing what was put off before."""
+        """Write just before what is begun next, instead of what was put off before."""
         self._put_off = write
 
     def begin(self, write: Write) -> None:
-        """Have something written, when what was begun before is."""
         self.wait()
         first, self._put_off = self._put_off, None
 
@@ -255,41 +252,30 @@ class BackgroundWriter:
         self._pending = self._pool.submit(write_both)
 
     def check(self) -> None:
-        """Raise a failure that is known by now."""
-        if self._pending is not None and self._pending.done():
+        if not self.is_busy:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until all is written."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
 
 def copied_to_host(content: Any) -> tuple[Any, Write]:
-    """A copy of dictionaries, lists and tensors that stays as it is, in host memory; and what waits until it is there.
+    """A copy of ``content`` in host memory, and what waits until it is there. Tensors that are the same stay so.
 
     Tensors of a GPU are copied into pinned memory in the order of its work, so that the caller need not wait: whatever
-    it does to them next comes later. Tensors that are one and the same stay so.
+    it does to them next comes later.
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
-    def copied(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
-            if key not in copies:
-                copies[key] = _on_host(value.detach())
-            return copies[key]
-        if isinstance(value, tuple):
-            return tuple(copied(item) for item in value)
-        if isinstance(value, dict | list):
-            value = copy.copy(value)  # with the versions of modules that a state dictionary has as an attribute
-            for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
-                value[key] = copied(item)
-            return value
-        return copy.deepcopy(value)
+    def copied(value: Tensor) -> Tensor:
+        key = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in copies:
+            copies[key] = _on_host(value.detach())
+        return copies[key]
 
-    whole = copied(content)
+    whole = _with_tensors(content, copied)
     devices = {device for device, *_ in copies if device.type == "cuda"}
     copying = [torch.cuda.current_stream(device).record_event() for device in devices]
 

@@ -29,7 +29,7 @@ def pick_device(name: str = "auto") -> torch.device:
     >>> pick_device("cpu")
     device(type='cpu')
     """
-    # Says that torch's own backward thread has just made itself at home on the GPU; nothing a person could act on.
+    # Nothing a person could act on.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
     several = ranks.world() > 1
     if name == "auto" and torch.cuda.is_available():
@@ -40,16 +40,14 @@ def pick_device(name: str = "auto") -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise RecipeError(f"unknown device {name!r}: use auto, cpu, cuda, cuda:1 or mps") from error
-    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not available.get(device.type, False):
+    mps = torch.backends.mps.is_available() and not several  # which processes cannot share
+    if not {"cpu": True, "cuda": torch.cuda.is_available(), "mps": mps}.get(device.type, False):
         raise RecipeError(f"device {name!r} is not available here: use training.device=auto or cpu")
-    if several and device.type == "mps":
-        raise RecipeError("several processes cannot share device 'mps': use training.device=cpu, or one process")
     if several and device.type == "cuda":
         if device.index is None and ranks.local_rank() >= torch.cuda.device_count():
             raise RecipeError(
-                f"there are {torch.cuda.device_count()} GPUs on this machine and more processes: start torchrun with "
-                f"--nproc-per-node={torch.cuda.device_count()}, or name one for all with training.device=cuda:0"
+                f"there are more processes than GPUs: give torchrun --nproc-per-node={torch.cuda.device_count()}, or "
+                f"name one for all with training.device=cuda:0"
             )
         device = torch.device("cuda", ranks.local_rank() if device.index is None else device.index)
         torch.cuda.set_device(device)
@@ -69,31 +67,17 @@ def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
     return {"float32": None, "tf32": None, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
-def precision_on(device: torch.device, precision: str) -> str:
-    """What a precision comes to on a device.
-
-    >>> precision_on(torch.device("cpu"), "auto"), precision_on(torch.device("cpu"), "tf32")
-    ('float32', 'float32')
-    """
-    if precision == "tf32" and device.type == "cuda":
-        return precision
-    return str(autocast_dtype(precision, device) or torch.float32).removeprefix("torch.")
-
-
 def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def float32_products(precision: str) -> AbstractContextManager[object]:
-    """Within, CUDA multiplies and convolves float32 as ``float32`` or ``tf32`` says; other precisions change nothing.
-
-    Losses are computed in float32 all the same, but for matrix products of their backward pass.
-    """
+    """Within, CUDA multiplies and convolves float32 as ``float32`` or ``tf32`` says."""
     return tf32(precision == "tf32") if precision in ("float32", "tf32") else nullcontext()
 
 
 def describe_hardware(device: torch.device) -> str:
-    """One line for tables: the GPU's name, or the processor with its cores; of several processes, how many."""
+    """One line for tables: the GPU's name, or the processor with its cores."""
     several = "" if ranks.world() == 1 else f"{ranks.world()} processes, each: "
     if device.type == "cuda":
         return several + torch.cuda.get_device_name(device)
@@ -111,23 +95,17 @@ def peak_process_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-ALLOCATOR = "NEARKIN_ALLOCATOR"
-"""Environment variable: ``system`` leaves the allocator as it is."""
-
-
 @cache
 def keep_freed_memory(device: torch.device) -> bool:
     """Let this process keep what it frees, where it computes on the CPU with glibc's allocator; says whether it does.
 
-    A step on a CPU takes and frees gigabytes of feature maps. The allocator of glibc asks the kernel for every large
-    one again, and the kernel clears each of its pages, which takes a good part of the time of a training step. The
-    process then holds the most that it has ever needed until it ends, and gaps: with glibc 2.36 a step that needs
-    2.4 GB was seen to hold 3.2 to 3.8. Nothing happens where the environment already tunes or replaces the allocator.
+    A step on a CPU takes and frees gigabytes of feature maps. glibc asks the kernel for every large one again, and the
+    kernel clears each page, which takes a good part of the time of a step. Instead the process then holds the most that
+    it has ever needed. Nothing happens where the environment tunes or replaces the allocator.
     """
-    environment = os.environ
-    chosen = environment.get(ALLOCATOR) == "system" or any(name.startswith("MALLOC_") for name in environment)
-    chosen = chosen or "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
-    if device.type != "cpu" or sys.platform != "linux" or chosen or "malloc" in environment.get("LD_PRELOAD", ""):
+    tuned = any(name.startswith("MALLOC_") for name in os.environ)
+    tuned = tuned or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if device.type != "cpu" or sys.platform != "linux" or tuned or "malloc" in os.environ.get("LD_PRELOAD", ""):
         return False
     library = ctypes.CDLL(None)
     if not hasattr(library, "gnu_get_libc_version") or not hasattr(library, "mallopt"):  # musl and others
@@ -139,16 +117,10 @@ def keep_freed_memory(device: torch.device) -> bool:
 class GraphedEncoder:
     """``encoder(images)`` in training mode, by graphs for batches of one shape on a CUDA device.
 
-    The host takes about as long to launch the kernels of a deep network as a fast GPU to compute them, and at small
-    batches longer. A graph launches them at once; it holds on to the memory of its feature maps, so it needs room.
-    The graphs are made from the first batch, and again when other weights take gradients than before, as after a
-    warm-up. Batches of another shape go through the encoder as usual, and so does everything where making the graphs
-    fails.
-
-    >>> from nearkin.encoders import build_encoder
-    >>> encode = GraphedEncoder(build_encoder("small", dim=8), torch.device("cpu"), None)
-    >>> encode(torch.zeros(2, 32, 32, 3, dtype=torch.uint8)).shape
-    torch.Size([2, 8])
+    A graph launches all kernels of the network at once, which at small batches takes the host longer than the GPU takes
+    to compute them. It holds on to the memory of its feature maps. Graphs are made from the first batch, and again when
+    other weights take gradients, as after a warm-up. Batches of another shape go through the encoder as usual, and so
+    does everything where making the graphs fails.
     """
 
     def __init__(self, encoder: Encoder, device: torch.device, dtype: torch.dtype | None) -> None:
@@ -196,8 +168,6 @@ class GraphedEncoder:
 
 
 class _Cast(nn.Module):
-    """The encoder under a cast of its own, so that its ``forward`` stays as it is for others."""
-
     def __init__(self, encoder: Encoder, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.encoder = encoder

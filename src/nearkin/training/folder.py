@@ -35,7 +35,6 @@ class TrainingFolder:
         self._split: StoredSplit | None = None
 
     def best_checkpoint(self, step: int) -> Path:
-        """Where the weights of the best evaluation lie, which was after ``step`` steps."""
         return self.checkpoints / f"best-{step:08d}.pt"
 
     def begin(self, recipe: Recipe) -> Self:
@@ -45,7 +44,7 @@ class TrainingFolder:
         return self
 
     def write_recipe(self, recipe: Recipe) -> None:
-        """Write the recipe, with absolute paths: a run can be used from any working directory."""
+        # With absolute paths, so that a run can be used from any working directory.
         write(self.recipe_file, with_absolute_paths(recipe).to_yaml().encode())
 
     def recipe(self) -> Recipe:
@@ -57,11 +56,7 @@ class TrainingFolder:
                 raise RecipeError("it is not whole")
             return load_recipe(content)
         except (OSError, ValueError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            raise DataError(
-                f"{self.recipe_file} cannot be read ({reason}), and nothing else in the folder can be used without it: "
-                f"put it back from a copy, or train again with --overwrite"
-            ) from error
+            raise _unreadable(self.recipe_file, error) from error
 
     def write_split(self, split: StoredSplit) -> None:
         write(self.split_file, split.to_csv())
@@ -74,16 +69,12 @@ class TrainingFolder:
             try:
                 self._split = StoredSplit.from_csv(self.split_file.read_bytes())
             except (OSError, ValueError, csv.Error) as error:
-                raise DataError(
-                    f"{self.split_file} cannot be read ({error}): put it back from a copy, or train again with "
-                    f"--overwrite"
-                ) from error
+                raise _unreadable(self.split_file, error) from error
         return self._split
 
     def write_evaluations(self, history: Sequence[Evaluation]) -> None:
-        """Every evaluation so far, one row each; written whole, so an interrupted run leaves no row twice."""
-        first = ("epoch", "step", "loss", "lr")
-        columns = list(dict.fromkeys([*first, *(key for row in history for key in row)]))
+        """Every evaluation so far, one row each."""
+        columns = dict.fromkeys(["epoch", "step", "loss", "lr", *(key for row in history for key in row)])
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns)
         writer.writeheader()
@@ -91,9 +82,13 @@ class TrainingFolder:
         write(self.evaluations_file, text.getvalue().encode())
 
     def write_events(self, events: Sequence[Event]) -> None:
-        """What the method did and when, such as CCP's new sub-problems; nothing for a method without events."""
         if events:
             write(self.events_file, json.dumps(events).encode())
+
+
+def _unreadable(file: Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())
+    return DataError(f"{file} cannot be read ({reason}): put it back from a copy, or train again with --overwrite")
 
 
 def write(file: Path, content: bytes) -> None:

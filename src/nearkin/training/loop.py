@@ -1,8 +1,7 @@
 """The one training loop: batches → steps → evaluations → checkpoints.
 
-The loop never asks which method or loss it runs; what a method changes goes through its hooks
-(:class:`~nearkin.training.state.Method`), and what a resumed run needs is in
-:class:`~nearkin.training.state.TrainingState`.
+The loop never asks which method or loss it runs: what a method changes goes through its hooks
+(:class:`~nearkin.training.state.Method`).
 """
 
 from __future__ import annotations
@@ -58,23 +57,19 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
     if (state.ended or state.step >= state.total_steps) and state.history[-1]["step"] < state.step:
         evaluate(state, folder, observer, writer)
     health, agreement = HealthCheck(state), ranks.Agreement()
-    with (
-        StopRequest() as stop,
-        writer,
-        TrainingLoader(
-            state.train_set.selected if state.on_device is None else state.on_device,
-            state.labels,
-            state.transform,
-            state.sampler,
-            seed=training.seed,
-            first_batch=state.step,
-            workers=state.recipe.data.workers,
-            device=state.device if state.device.type == "cuda" else None,
-        ) as loader,
-    ):
-        state.loader = loader
-        batches = iter(loader)
-        while state.step < state.total_steps and not state.ended:
+    state.loader = TrainingLoader(
+        state.train_set.selected if state.on_device is None else state.on_device,
+        state.labels,
+        state.transform,
+        state.sampler,
+        seed=training.seed,
+        first_batch=state.step,
+        workers=state.recipe.data.workers,
+        device=state.device if state.device.type == "cuda" else None,
+    )
+    with StopRequest() as stop, writer, state.loader as loader:
+        batches, stopping = iter(loader), False
+        while state.step < state.total_steps and not state.ended and not stopping:
             with state.time.on("steps"):
                 batch = next(batches)
                 loss = train_step(state, batch, health)
@@ -99,40 +94,28 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
                     with state.time.on("checkpoints"):
                         checkpoint.save_last(state, folder, writer)
                     written, saved_step = time.monotonic(), state.step
-            if stopping and state.step < state.total_steps and not state.ended:
-                _finish(state, writer)
-                raise InterruptedRunError(
-                    f"interrupted after step {state.step} of {state.total_steps}; everything is in {folder.path}. "
-                    f"Continue with the same command and --resume, or end it here with: nearkin train {folder.path} "
-                    f"--finish"
-                )
         health.settle()
-        if saved_step != state.step:
-            with state.time.on("checkpoints"):
+        with state.time.on("checkpoints"):
+            if saved_step != state.step:
                 checkpoint.save_last(state, folder, writer)
-        _finish(state, writer)
-
-
-def _finish(state: TrainingState, writer: BackgroundWriter) -> None:
-    """Wait until the checkpoint is on the disk, where another rank may read it."""
-    with state.time.on("checkpoints"):
-        writer.wait()
-        ranks.wait_for_all()
+            writer.wait()
+            ranks.wait_for_all()  # another rank may read the checkpoint
+        if stopping and state.step < state.total_steps and not state.ended:
+            raise InterruptedRunError(
+                f"interrupted after step {state.step} of {state.total_steps}. Continue with the same command and "
+                f"--resume, or end it here with: nearkin train {folder.path} --finish"
+            )
 
 
 def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float:
-    """One step of the optimiser: images → embeddings → loss → gradients → parameters.
-
-    Returns the loss; on a GPU that of the step before, so that nothing waits.
-    """
-    if state.step % state.sampler.batches_per_epoch == 0 and hasattr(state.objective, "begin_epoch"):
-        state.objective.begin_epoch(state.step // state.sampler.batches_per_epoch)  # type: ignore[operator]
+    """One step of the optimiser. Returns the loss; on a GPU that of the step before, so that nothing waits."""
+    epoch, batches_into_it = divmod(state.step, state.sampler.batches_per_epoch)
+    if not batches_into_it and hasattr(state.objective, "begin_epoch"):
+        state.objective.begin_epoch(epoch)  # type: ignore[operator]
     _set_warmup(state)
-    # Only evaluations leave training mode, and setting it walks all modules.
-    if not state.encoder.training:
-        state.encoder.train()
-    if not state.objective.training:
-        state.objective.train()
+    for module in (state.encoder, state.objective):
+        if not module.training:  # asked first, as setting it walks all modules
+            module.train()
     images = batch.images.to(state.device, non_blocking=True)
     labels = batch.labels.to(state.device, non_blocking=True)
     embeddings = ranks.gather_rows(_embed_batch(state, images), len(batch.rows))
@@ -213,12 +196,10 @@ def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, w
 
 
 def _has_converged(state: TrainingState) -> bool:
-    """Whether as many evaluations have brought no new best as end the run, by the recipe or else by its method.
-
-    Scores of the test classes must not decide how long to train, unless the recipe says that they may.
-    """
+    """Whether as many evaluations have brought no new best as end the run, by the recipe or else by its method."""
     protocol = state.protocol
     patience = state.recipe.training.early_stop_patience or state.method.early_stop_patience
+    # Scores of the test classes must not decide how long to train, unless the recipe says that they may.
     may_end = {"validation": True, "test": protocol.section.monitor_test, "last": False}
     if patience is None or not may_end[protocol.selects_on]:
         return False
@@ -230,9 +211,8 @@ def _has_converged(state: TrainingState) -> bool:
 class HealthCheck:
     """Finds a loss that is not finite, before the step on a CPU and one step later on an accelerator.
 
-    Reading a value from an accelerator waits for all work queued there, so the loss of a step is copied while the next
-    one runs, and an event says when it has arrived: the host stays up to a step ahead. No checkpoint is written before
-    the last step has been checked (:meth:`settle`). Finite losses go into the state's ``recent_losses``.
+    Reading a value from an accelerator waits for all work queued there, so a step's loss is copied while the next one
+    runs. No checkpoint is written before the last step has been checked (:meth:`settle`).
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -266,11 +246,10 @@ class HealthCheck:
         self.state.recent_losses.append(loss)
 
     def diverged(self, batch: Batch, what: str) -> NoReturn:
-        """End the run with ``what`` has happened, the images it happened on, and what usually helps."""
         ids = self.state.train_set.ids(batch.rows)
         shown = ", ".join(ids[:8]) + (f", … ({len(ids)} in all)" if len(ids) > 8 else "")
         raise TrainingError(
-            f"{what}. Images of the batch: {shown}. The last good checkpoint is untouched. A smaller "
+            f"{what}. Images of the batch: {shown}. The last checkpoint is untouched. A smaller "
             f"training.learning_rate, training.max_grad_norm=10 or training.precision=float32 usually helps."
         )
 

@@ -1,7 +1,7 @@
 """What fits into memory: images in the network at a time on a CPU, and where the images of a run lie.
 
-What a step keeps for its backward pass is measured on two small images and grows with pixels and batch. Real training
-steps took 1.1 to 1.2 times the estimate (small network, ResNet-50, EfficientNet-lite0).
+What a step keeps for its backward pass is measured on two small images and grows with pixels and batch; real steps took
+1.1 to 1.2 times as much.
 """
 
 from __future__ import annotations
@@ -24,21 +24,18 @@ from nearkin.training.state import TrainingState
 
 PROBE_IMAGES, PROBE_SIDE = 2, 96
 CPU_PIECE = 1e9
-"""Bytes of feature maps that a step on a CPU keeps at a time by default: a laptop has some gigabytes free. The same
-whatever is free just now, so that a run is the same to the bit on any day and after it was stopped."""
+"""Bytes of feature maps that a step on a CPU keeps at a time by default. Not what is free just now: a resumed run must
+be the same to the bit."""
 CPU_CROPS = 500_000_000
-"""Bytes of evaluation crops to keep where there is no GPU: they save little there, as the network takes longer."""
+"""Bytes of evaluation crops to keep where there is no GPU."""
 AMPLE = 1 / 4
-"""Share of the GPU's memory left by training that images may take by default, and crops as much: others run there."""
+"""Share of the GPU's memory left by training that images may take by default, and crops as much."""
 CAUTION = 1.5
 """Over the estimate of what a step takes, which is low."""
 
 
 def place_images(state: TrainingState) -> None:
-    """Put the training images on a CUDA device as ``data.cache`` says, and make room for evaluation crops.
-
-    A step that needs more memory than the device has at all is refused.
-    """
+    """Put the training images on a CUDA device as ``data.cache`` says, and make room for evaluation crops."""
     cache, device, needed = state.recipe.data.cache, state.device, step_bytes(state)
     if needed > (total := total_memory(device)):
         raise RecipeError(
@@ -69,15 +66,14 @@ def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
     left = f"training leaves {room / 1e9:,.1f} GB of {state.device}"
     if asked:
         raise RecipeError(
-            f"data.cache=device: {images} do not fit, as {left}: lower data.shorter_side or training.batch_size, or "
-            f"use data.cache=auto"
+            f"data.cache=device: {images} do not fit, as {left}: lower data.shorter_side, or use data.cache=auto"
         )
     notice(f"{images} stay with the loader, as {left}, of which they may take a quarter by default (data.cache=disk)")
     return None
 
 
 def step_bytes(state: TrainingState) -> float:
-    """Bytes that a training step takes, about: feature maps, gradients and what an optimiser keeps of two moments."""
+    """About what a training step takes: feature maps, gradients and two moments."""
     batch = len(share_of(min(state.recipe.training.batch_size, len(state.labels)), of=0))
     size, images = state.transform.size, min(batch, state.micro_batch or batch)
     weights = sum(weight.nbytes for weight in state.weights if weight.requires_grad)
@@ -89,8 +85,8 @@ def fitting_micro_batch(
 ) -> int | None:
     """Images to have in the network at a time where the recipe does not say; None for the whole batch.
 
-    On a CPU equal pieces of the batch, each with feature maps of :data:`CPU_PIECE` at most, where that is the same
-    training: not with batch-norm that looks at the batch.
+    On a CPU equal pieces of the batch, each with feature maps of :data:`CPU_PIECE` at most, unless batch-norm looks at
+    the batch.
 
     >>> from nearkin.encoders import build_encoder
     >>> encoder = build_encoder("small", freeze_batch_norm=True)
@@ -104,14 +100,7 @@ def fitting_micro_batch(
 
 
 def kept_per_pixel(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> float:
-    """Bytes that are kept until the backward pass, for every pixel of every image.
-
-    By forward passes of a copy in training mode; 0 where they fail.
-
-    >>> from nearkin.encoders import build_encoder
-    >>> 200 < kept_per_pixel(build_encoder("small"), 64, torch.device("cpu"), None) < 800
-    True
-    """
+    """Bytes kept until the backward pass per pixel, by forward passes of a copy; 0 where they fail."""
     backbone, side = copy.deepcopy(encoder.backbone), min(size, PROBE_SIDE)
 
     def kept(count: int) -> int:
@@ -137,13 +126,11 @@ def kept_per_pixel(encoder: Encoder, size: int, device: torch.device, dtype: tor
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that a run may still take on a CUDA device."""
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def total_memory(device: torch.device) -> float:
-    """Bytes of memory that a device has, in use or not."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else math.inf

@@ -1,10 +1,8 @@
 """A batch embedded in pieces, with the activations of one piece at a time, and the gradient of the whole.
 
-Losses of this field compare the images of a batch with each other, so that adding up the gradients of small batches is
-another training. What takes the memory is the network, not the loss: here the pieces are embedded without keeping
-anything, the loss sees all embeddings together, and on the way back each piece is embedded once more, with gradient,
-and gets its part. Only the last is kept as it is, since its part comes first. This takes most of another forward pass,
-and gives the gradient of the plain step but for rounding.
+Losses of this field compare the images of a batch with each other, so adding up the gradients of small batches would be
+another training. Here the pieces are embedded without keeping anything, the loss sees all embeddings together, and on
+the way back each piece is embedded once more, with gradient. Only the last is kept, since its part comes first.
 """
 
 from __future__ import annotations
@@ -26,8 +24,7 @@ Encode = Callable[[Tensor], Tensor]
 def embed_in_pieces(encode: Encode, pieces: Sequence[Tensor], parameters: Sequence[nn.Parameter]) -> Tensor:
     """``torch.cat([encode(piece) for piece in pieces])`` in the memory of one piece.
 
-    Gradients reach ``parameters``, once each, and nothing else that ``encode`` may use. Random layers draw the same
-    numbers in both passes of a piece.
+    Gradients reach ``parameters`` and nothing else. Random layers draw the same numbers in both passes of a piece.
 
     >>> layer = nn.Linear(3, 2)
     >>> embed_in_pieces(layer, torch.ones(5, 3).split(2), list(layer.parameters())).sum().backward()
@@ -43,18 +40,13 @@ def check_micro_batch(training: TrainingSection, batch_statistics: bool) -> None
     pieces = training.micro_batch is not None and training.micro_batch < training.batch_size
     if pieces and batch_statistics:
         raise RecipeError(
-            f"training.micro_batch={training.micro_batch} would give every piece of a batch batch-norm statistics of "
-            f"its own, which is another training: set encoder.freeze_batch_norm=true, or leave training.micro_batch out"
+            f"training.micro_batch={training.micro_batch} would give every piece batch-norm statistics of its own: set "
+            f"encoder.freeze_batch_norm=true, or leave training.micro_batch out"
         )
 
 
 def has_batch_statistics(network: nn.Module) -> bool:
-    """Whether an image's embedding depends on the other images of the batch, through live batch-norm.
-
-    >>> layer = nn.BatchNorm2d(3)
-    >>> has_batch_statistics(layer), has_batch_statistics(layer.eval())
-    (True, False)
-    """
+    """Whether an image's embedding depends on the other images of the batch, through live batch-norm."""
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     return any(norm.training or norm.running_mean is None for norm in norms)
 
@@ -95,7 +87,6 @@ class _InPieces(torch.autograd.Function):
 
 
 def _generators(device: torch.device) -> list[torch.Generator]:
-    """What layers on ``device`` draw from."""
     if device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index
         return [torch.default_generator, torch.cuda.default_generators[index]]

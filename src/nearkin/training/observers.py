@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +19,18 @@ ESTIMATE_STEPS = 5
 
 
 def seconds_left(state: TrainingState, step_seconds: float) -> float:
-    """What the rest of a run takes, where its steps and evaluations take as long as those so far.
-
-    During a warm-up, when the backbone is frozen, it comes out too short.
-    """
+    """The time of the rest of a run, where its steps and evaluations take as long as those so far."""
     evaluations = math.ceil((state.total_steps - state.step) / state.evaluation_interval) + 1
     evaluation_seconds = state.time.by["evaluations"] / max(1, len(state.history))
     return (state.total_steps - state.step) * step_seconds + evaluations * evaluation_seconds
 
 
-def in_words(seconds: float) -> str:
-    """A time as a person says it.
-
-    >>> [in_words(seconds) for seconds in (0.4, 9.2, 80, 130, 5400, 200_000)]
-    ['0.4 s', '9 s', '80 s', '2 minutes', '90 minutes', '56 hours']
+def hours_minutes_seconds(seconds: float) -> str:
     """
-    if seconds < 95:
-        return f"{seconds:.1g} s" if seconds < 1 else f"{seconds:.0f} s"
-    for unit, length in (("minutes", 60.0), ("hours", 3600.0), ("days", 86400.0)):
-        if seconds < 95 * length or unit == "days":
-            break
-    count = seconds / length
-    return f"{count:.0f} {unit}" if unit == "minutes" or count >= 10 else f"{count:.1f} {unit}"
+    >>> [hours_minutes_seconds(seconds) for seconds in (9.2, 5400, 200_000)]
+    ['0:00:09', '1:30:00', '2 days, 7:33:20']
+    """
+    return str(timedelta(seconds=round(seconds)))
 
 
 class ConsoleObserver(Observer):
@@ -47,6 +38,8 @@ class ConsoleObserver(Observer):
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.others: list[Observer] = []
+        """Are told of steps and evaluations as well."""
         self._bar: Progress | None = None
         self._shown: tuple[str, TaskID] | None = None
         self._first: tuple[int, float] | None = None
@@ -54,13 +47,8 @@ class ConsoleObserver(Observer):
 
     def __enter__(self) -> ConsoleObserver:
         if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[note]}"),
-                console=self.console,
-                transient=True,
-            )
+            columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}")
+            self._bar = Progress(*columns, console=self.console, transient=True)
             self._bar.start()
         return self
 
@@ -69,11 +57,9 @@ class ConsoleObserver(Observer):
             self._bar.stop()
 
     def decoding(self, done: int, total: int) -> None:
-        """Progress of decoding the images."""
         self._show("decoding", done, total, f"{done:,}/{total:,}")
 
     def doing(self, what: str) -> None:
-        """Something without a count that takes a while."""
         self._show(what, 0, None)
 
     def on_scoring(self, what: str, done: int, total: int) -> None:
@@ -89,12 +75,14 @@ class ConsoleObserver(Observer):
         elif steps := state.step - self._first[0]:
             step_seconds = (state.time.by["steps"] - self._first[1]) / steps
             left = seconds_left(state, step_seconds)
-            note += f"  {images / max(step_seconds, 1e-9):,.0f} images/s  about {in_words(left)} left"
+            note += f"  {images / max(step_seconds, 1e-9):,.0f} images/s  {hours_minutes_seconds(left)} left"
             if steps >= ESTIMATE_STEPS and not self._announced and left > 20:
-                total = in_words(state.time.seconds + left)
+                total = hours_minutes_seconds(state.time.seconds + left)
                 self.console.print(f"about {total} in all, by the first steps", highlight=False, soft_wrap=True)
             self._announced = self._announced or steps >= ESTIMATE_STEPS
         self._show("training", state.step, state.total_steps, note)
+        for other in self.others:
+            other.on_step(state, loss, images)
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         parts = [f"epoch {row['epoch']:>5g}"]
@@ -105,12 +93,11 @@ class ConsoleObserver(Observer):
             parts.append(f"({state.protocol.selects_on})")
             parts += [] if row["step"] else ["untrained backbone"]
         if state.best is not None and state.best["step"] == row["step"] and state.protocol.selects_on != "last":
-            parts.append(
-                "best of training so far, below the untrained backbone"
-                if state.is_below_baseline(row)
-                else "best so far"
-            )
+            below = state.is_below_baseline(row)
+            parts.append("best of training so far, below the untrained backbone" if below else "best so far")
         self.console.print("  ".join(parts), highlight=False, soft_wrap=True)
+        for other in self.others:
+            other.on_evaluation(state, row)
 
     def _show(self, what: str, done: int, total: int | None, note: str = "") -> None:
         if self._bar is None:
@@ -139,22 +126,3 @@ class TensorBoardObserver(Observer):
             if isinstance(value, float):
                 self.writer.add_scalar(f"evaluation/{name}", value, state.step)
         self.writer.flush()
-
-
-class Observers(Observer):
-    """Several observers as one."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self.observers = observers
-
-    def on_step(self, state: TrainingState, loss: float, images: int) -> None:
-        for observer in self.observers:
-            observer.on_step(state, loss, images)
-
-    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
-        for observer in self.observers:
-            observer.on_evaluation(state, row)
-
-    def on_scoring(self, what: str, done: int, total: int) -> None:
-        for observer in self.observers:
-            observer.on_scoring(what, done, total)

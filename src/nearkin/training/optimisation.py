@@ -27,24 +27,25 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Backbone, head, proxies and whatever else the objective learns, each with its learning rate.
 
-    With ``training.layer_decay`` each layer of the backbone has its own.
-
-    Every trainable parameter of the objective is in one of the last two groups by construction: proxies cannot be
-    forgotten. Only what lies in a proxy bank takes the proxies' multiplier; a trained margin takes the plain rate.
+    With ``training.layer_decay`` each layer of the backbone has its own, the last one the rate itself. Only what lies
+    in a proxy bank, or what a loss of another library learns for the classes, takes the proxies' multiplier; a
+    trained margin takes the plain rate.
     """
-    rate = training.learning_rate
+    rate, proxy_rate = training.learning_rate, training.learning_rate * training.proxy_lr_multiplier
     proxies = [p for bank in banks_in(*objectives) for p in bank.parameters()]
-    banked = {id(p) for p in proxies}
-    unbanked = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
+    class_weights = [p for objective in objectives for p in getattr(objective, "class_weights", ())]
+    fast = {id(p) for p in [*proxies, *class_weights]}
+    others = [p for objective in objectives for p in objective.parameters() if id(p) not in fast]
     layers = encoder.backbone.parameter_layers() if training.layer_decay != 1 else [list(encoder.backbone.parameters())]
     groups = [
         *(
-            {"name": "backbone", "params": layer, "lr": rate * training.layer_decay**above}
-            for above, layer in zip(reversed(range(len(layers))), layers, strict=True)
+            {"name": "backbone", "params": layer, "lr": rate * training.layer_decay**below}
+            for below, layer in enumerate(reversed(layers))
         ),
         {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_lr_multiplier},
-        {"name": "proxies", "params": proxies, "lr": rate * training.proxy_lr_multiplier},
-        {"name": "objective", "params": unbanked, "lr": rate},
+        {"name": "proxies", "params": proxies, "lr": proxy_rate},
+        {"name": "objective", "params": class_weights, "lr": proxy_rate},
+        {"name": "objective", "params": others, "lr": rate},
     ]
     for group in groups:
         group["params"] = [p for p in group["params"] if p.requires_grad]  # type: ignore[attr-defined]
@@ -68,14 +69,13 @@ def check_schedule(recipe: Recipe) -> None:
         refuse_test_scores(protocol, "the plateau schedule would lower the rate", instead="use training.schedule=step")
     if training.min_learning_rate and training.schedule not in ("plateau", "milestones"):
         raise RecipeError(
-            f"training.min_learning_rate is a floor for the schedules plateau and milestones, not for "
-            f"{training.schedule}: leave it out, or set training.schedule=plateau"
+            f"training.min_learning_rate is for the schedules plateau and milestones, not for {training.schedule}: "
+            f"leave it out, or set training.schedule=plateau"
         )
     if training.early_stop_patience is not None:
         if protocol.name in ("everything", "in-distribution"):
             raise RecipeError(
-                f"training.early_stop_patience needs scores, and the protocol {protocol.name} has none while it "
-                f"trains: leave it out, or set protocol.name=validation"
+                f"training.early_stop_patience needs scores, and the protocol {protocol.name} has none: leave it out"
             )
         refuse_test_scores(protocol, "training.early_stop_patience would end the run", instead="leave it out")
 
@@ -99,9 +99,9 @@ def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection)
 
 
 def change_epochs(scheduler: Scheduler, optimiser: torch.optim.Optimizer, epochs: int) -> str:
-    """Make a schedule that was loaded from a checkpoint one of so many ``epochs``; returns what changes, in words.
+    """Make a schedule from a checkpoint one of so many ``epochs``; returns what changes, in words.
 
-    Only the cosine depends on the number of epochs. Its rate becomes the one that a run of ``epochs`` has now.
+    Only the cosine depends on their number. Its rate becomes the one that a run of ``epochs`` has now.
     """
     if not isinstance(scheduler, lr_scheduler.CosineAnnealingLR) or scheduler.T_max == max(1, epochs):
         return "the learning rate follows the same schedule"
@@ -110,9 +110,7 @@ def change_epochs(scheduler: Scheduler, optimiser: torch.optim.Optimizer, epochs
     for group, base in zip(optimiser.param_groups, scheduler.base_lrs, strict=True):
         group["lr"] = share * base
     now = optimiser.param_groups[0]["lr"]
-    return (
-        f"the cosine schedule is now that of {epochs} epochs, so the learning rate goes from {before:.3g} to {now:.3g}"
-    )
+    return f"the cosine schedule is now that of {epochs} epochs: the learning rate goes from {before:.3g} to {now:.3g}"
 
 
 def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) -> None:
@@ -128,9 +126,8 @@ def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) 
 def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
     """Make the gradients of several ranks those of one process that has the whole batch.
 
-    Of the encoder's each rank has the part of its images, and they are summed. What the objective learns besides its
-    proxies has the whole gradient everywhere, and takes the first rank's, so that no rounding sets ranks apart; a
-    rank's proxies are its own.
+    The encoder's are summed, as each rank has the part of its images. A rank's proxies are its own. What the objective
+    learns besides has the whole gradient everywhere, and takes the first rank's, so that no rounding sets ranks apart.
     """
     if world() == 1:
         return
@@ -153,34 +150,20 @@ def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
 
 
 def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
-    """Those that there are: a backbone that rests has none."""
     return [p.grad for p in group["params"] if p.grad is not None]
 
 
 class ProximalTerm:
     r"""Adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta^* \rVert^2` to gradients that are there.
 
-    :math:`\theta^*` is what the parameters were when :meth:`remember` was last called. The term never enters a graph:
-    its gradient :math:`\lambda (\theta - \theta^*)` is added in place, fused over the tensors. Parameters are matched
-    by their index, so every call must give the same ones in the same order. One without a gradient (frozen, or resting
-    during warm-up) is left alone.
-
-    >>> weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    >>> pull = ProximalTerm()
-    >>> pull.remember([weight])
-    >>> with torch.no_grad():
-    ...     _ = weight.add_(1.0)
-    >>> weight.grad = torch.tensor([10.0, 10.0])
-    >>> pull.add_to_gradients([weight], 0.5)
-    >>> weight.grad
-    tensor([10.5000, 10.5000])
+    :math:`\theta^*` is what the parameters were when :meth:`remember` was last called, with the same ones in the same
+    order. A parameter without a gradient (frozen, or resting during warm-up) is left alone.
     """
 
     def __init__(self) -> None:
         self.centre: list[Tensor] | None = None
 
     def remember(self, parameters: Iterable[Tensor]) -> None:
-        """Make the present values the centre θ* of the pull."""
         self.centre = [parameter.detach().clone() for parameter in parameters]
 
     @torch.no_grad()
@@ -189,7 +172,7 @@ class ProximalTerm:
         if self.centre is None or weight == 0:
             return
         given = list(parameters)
-        # A checkpoint is read on the host: its tensors follow the parameters when they are first needed.
+        # A checkpoint is read on the host.
         if given and self.centre[0].device != given[0].device:
             self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(given, self.centre, strict=True)]
         pulled = [(p, p.grad, c) for p, c in zip(given, self.centre, strict=True) if p.grad is not None]
@@ -197,20 +180,12 @@ class ProximalTerm:
             values, gradients, centres = (list(part) for part in zip(*pulled, strict=True))
             torch._foreach_add_(gradients, torch._foreach_sub(values, centres), alpha=weight)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"centre": self.centre}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        centre = state["centre"]
-        self.centre = None if centre is None else [tensor.detach().clone() for tensor in centre]
-
 
 class WeightEma:
     r"""An exponential moving average of the encoder's weights, :math:`w \leftarrow d\,w + (1-d)\,\theta`.
 
     After step :math:`t` it is :math:`d = \min(\text{decay}, (1+t)/(10+t))`: a short ramp, without which the head's
-    random start would stay in the average for hundreds of steps. Buffers, such as batch-norm's running statistics, are
-    copied. Training does not see any of it.
+    random start would stay in the average for hundreds of steps. Buffers (running statistics) are copied.
 
     >>> from nearkin.encoders import build_encoder
     >>> trained = build_encoder("small", dim=2)
@@ -238,7 +213,6 @@ class WeightEma:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights as they are after a step."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         torch._foreach_lerp_(self._averaged, self._trained, 1 - decay)

@@ -1,8 +1,4 @@
-"""Recipes checked against the losses, methods, scores and backbones that there are, before any work begins.
-
-:func:`load_recipe` checks names, types and ranges. :func:`validate` builds what can be built without data, and finds
-what only this machine can tell, such as a device that is missing.
-"""
+"""Recipes checked before any work: names, types and ranges, and by building what can be built without data."""
 
 from __future__ import annotations
 
@@ -23,6 +19,7 @@ from nearkin.encoders.encoder import build_pooling
 from nearkin.encoders.hub import weights_file
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
+from nearkin.losses.pml import PREFIX
 from nearkin.ranks import world
 from nearkin.recipe import PartSection, ProtocolSection, Recipe, coerce
 from nearkin.recipe.reading import find_recipe, read_part, read_recipe
@@ -36,8 +33,7 @@ from nearkin.training.optimisation import check_schedule
 def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
     """A checked recipe from a file, the name of one that comes with nearkin, or nested mappings.
 
-    ``overrides`` are written ``section.key=value``. Paths in it become absolute, so that the recipe means the same from
-    another working directory.
+    ``overrides`` are written ``section.key=value``. Paths become absolute.
 
     >>> recipe = load_recipe({"objective": {"name": "proxy_anchor", "alpha": 16}}, ["training.epochs=5"])
     >>> recipe.objective.options, recipe.training.epochs
@@ -60,15 +56,13 @@ def check_recipe(recipe: Recipe) -> Recipe:
     return with_absolute_paths(
         recipe.replace(
             objective=_checked_objective(recipe.objective, "objective"),
-            method=_checked_part(recipe.method, "method", methods.catalogue()),
+            method=_checked_part(recipe.method, "method", _named(methods.catalogue(), recipe.method.name, "method")),
         )
     )
 
 
 def validate(recipe: Recipe) -> None:
-    """Refuse a recipe that no run could follow here.
-
-    Data are not looked at: whether they suffice for the protocol is found when they are read.
+    """Refuse a recipe that no run could follow here; data are not looked at.
 
     >>> validate(load_recipe({"data": {"transform": "standart"}}))
     Traceback (most recent call last):
@@ -77,6 +71,8 @@ def validate(recipe: Recipe) -> None:
     """
     device = pick_device(recipe.training.device)
     autocast_dtype(recipe.training.precision, device)
+    if recipe.objective.name.startswith(PREFIX) and (recipe.method.name != "plain" or world() > 1):
+        raise RecipeError(f"{recipe.objective.name} works with method.name=plain in one process")
     methods.catalogue()[recipe.method.name].check(recipe)
     check_schedule(recipe)
     data_of(recipe)
@@ -97,7 +93,7 @@ def validate(recipe: Recipe) -> None:
 
 
 def validate_all(recipes: Mapping[str, Recipe]) -> None:
-    """Refuse at once what a study could not run in the end; recipes by the names that they have there."""
+    """Refuse at once what a study could not run in the end."""
     for name, recipe in recipes.items():
         try:
             validate(recipe)
@@ -133,11 +129,14 @@ def _absolute(path: str) -> str:
     return os.path.abspath(given) if given.exists() else path
 
 
-def _checked_part(section: PartSection, where: str, parts: Mapping[str, type]) -> PartSection:
-    name = section.name
+def _named(parts: Mapping[str, type], name: str, where: str) -> type:
     if name not in parts:
         raise RecipeError(f"unknown {where} {name!r}: {did_you_mean(name, parts)}")
-    known = keyword_options(parts[name])
+    return parts[name]
+
+
+def _checked_part(section: PartSection, where: str, part: type) -> PartSection:
+    name, known = section.name, keyword_options(part)
     for key in section.options:
         if key not in known:
             raise RecipeError(f"unknown key '{where}.{key}' for {name}: {did_you_mean(str(key), ['name', *known])}")
@@ -152,27 +151,23 @@ def _checked_objective(section: PartSection, where: str) -> PartSection:
     """A loss with its options; a wrapper's ``pair_loss`` and a loss's ``weighting`` are parts inside the part."""
     nested = {key: section.options[key] for key in ("pair_loss", "weighting") if key in section.options}
     options = {key: value for key, value in section.options.items() if key not in nested}
-    checked = _checked_part(PartSection(section.name, options), where, losses.catalogue())
-    loss = losses.catalogue()[section.name]
+    checked = _checked_part(PartSection(section.name, options), where, loss := losses.loss_named(section.name))
     parts: dict[str, PartSection] = {}
     if losses.kind(loss) == "wrapper":
-        inner = _nested(nested.pop("pair_loss", "contrastive"), f"{where}.pair_loss")
+        inner = read_part(nested.pop("pair_loss", "contrastive"), f"{where}.pair_loss")
         parts["pair_loss"] = _checked_objective(inner, f"{where}.pair_loss")
-        if losses.kind(losses.catalogue()[inner.name]) != "pair":
+        if losses.kind(losses.loss_named(inner.name)) != "pair":
             raise RecipeError(f"{where}.pair_loss must be a pair loss, got {inner.name!r}")
     if "weighting" in nested and "weighting" in losses.options(loss):
         weighting = nested.pop("weighting")
         if weighting is not None:
             content = {"name": "isa", **weighting} if isinstance(weighting, Mapping) else weighting
-            part = _nested(content, f"{where}.weighting")
-            parts["weighting"] = _checked_part(part, f"{where}.weighting", losses.weightings())
+            part = read_part(content, f"{where}.weighting")
+            chosen = _named(losses.weightings(), part.name, f"{where}.weighting")
+            parts["weighting"] = _checked_part(part, f"{where}.weighting", chosen)
     if nested:
         raise RecipeError(f"{section.name} takes no {' or '.join(nested)}")
     return PartSection(section.name, {**checked.options, **parts})
-
-
-def _nested(content: Any, where: str) -> PartSection:
-    return content if isinstance(content, PartSection) else read_part(content, where)
 
 
 def _check_scores(protocol: ProtocolSection) -> None:
@@ -182,28 +177,24 @@ def _check_scores(protocol: ProtocolSection) -> None:
     scores = [score_named(name) for name in protocol.measured]
     choosing = [score.name for score in scores if score.every_evaluation and score.higher_is_better]
     if protocol.select_by is not None and protocol.select_by not in choosing:
-        raise RecipeError(
-            "protocol.select_by must be a score that is measured at every evaluation and of which more is better, "
-            f"{did_you_mean(protocol.select_by, choosing)}"
-        )
+        rule = "must be a score that is measured at every evaluation and of which more is better"
+        raise RecipeError(f"protocol.select_by {rule}, {did_you_mean(protocol.select_by, choosing)}")
 
 
 def _check_encoder(recipe: Recipe) -> None:
     section, weights = recipe.encoder, recipe.encoder.weights
     if weights not in (None, "imagenet") and not weights_file(weights).is_file():
-        raise DataError(
-            f"encoder.weights names {weights!r}, which is not a file: give a local .safetensors or .pth, "
-            f"hub:OWNER/MODEL, or encoder.weights=null to start from scratch"
-        )
+        remedy = "give a local .safetensors or .pth, hub:OWNER/MODEL, or encoder.weights=null to start from scratch"
+        raise DataError(f"encoder.weights names {weights!r}, which is not a file: {remedy}")
     build_pooling(section.pooling)
-    if ":" in section.backbone:  # only other libraries know their models
+    if ":" in section.backbone:
         return
     backbone = build_backbone(section.backbone, dict(section.options), last_stride=section.last_stride)
     backbone.freeze_blocks(section.frozen_blocks)
     with contextlib.suppress(MissingExtraError):  # a study continues with the rows that do not need it
         if weights == "imagenet" and backbone.imagenet_weights() is None:
             raise RecipeError(
-                f"encoder.weights=imagenet, and backbone {section.backbone!r} does not bring ImageNet weights: set "
-                f"encoder.weights to a local .safetensors or .pth file, or take the backbone efficientnet_lite0"
+                f"backbone {section.backbone!r} does not bring ImageNet weights: set encoder.weights to a local "
+                f".safetensors or .pth file, or take the backbone efficientnet_lite0"
             )
     check_micro_batch(recipe.training, has_batch_statistics(backbone) and not section.freeze_batch_norm)

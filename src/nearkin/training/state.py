@@ -1,4 +1,4 @@
-"""What the loop, its methods, its observers and its checkpoints share: the state of a run, and who acts on it."""
+"""What the loop, its methods, its observers and its checkpoints share: the state of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nearkin import ranks
 from nearkin.data.cache import OpenedImages, SelectedImages
 from nearkin.data.device_images import DeviceImages
-from nearkin.data.loader import Batch, CropCache, TrainingLoader, training_batches
+from nearkin.data.loader import Batch, CropCache, TrainingLoader, crop_batches
 from nearkin.data.table import ImageTable
 from nearkin.data.transforms import Transform
 from nearkin.encoders import Encoder
@@ -28,37 +28,31 @@ from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.training.device import GraphedEncoder
-from nearkin.training.embedding import embed_images, embedded_by_all, images_at_a_time
+from nearkin.training.embedding import embed_images, images_at_a_time
 from nearkin.training.optimisation import Scheduler, WeightEma
 
 EVALUATING = "evaluating"
 Evaluation = dict[str, float]
 """A row of ``evaluations.csv``: epoch, step, loss, learning rate, seconds, and the scores by their names."""
 Event = dict[str, Any]
-"""What a method did: at which ``step``, its ``kind``, and what else it says of it."""
+"""What a method did: at which ``step``, its ``kind``, and more."""
 
 
 class RunTime:
-    """Seconds of a run by what took them, over all the sittings of a run that was interrupted.
-
-    ``steps`` includes waiting for their images. What the parts leave of ``seconds`` went into preparations.
-    """
-
-    PARTS = ("steps", "evaluations", "checkpoints")
+    """Seconds of a run by what took them, over all sittings; ``steps`` includes waiting for their images."""
 
     def __init__(self) -> None:
-        self.by = dict.fromkeys(self.PARTS, 0.0)
+        self.by = {"steps": 0.0, "evaluations": 0.0, "checkpoints": 0.0}
         self._before = 0.0
         self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Seconds since the very beginning, without those between two sittings."""
+        """Seconds of all sittings, preparations included."""
         return self._before + time.monotonic() - self._began
 
     @contextmanager
     def on(self, part: str) -> Iterator[None]:
-        """What happens within is that part's time."""
         began = time.monotonic()
         try:
             yield
@@ -70,7 +64,7 @@ class RunTime:
 
     def load_state_dict(self, saved: Mapping[str, float]) -> None:
         self._before = saved["all"]
-        self.by = {part: saved[part] for part in self.PARTS}
+        self.by = {part: saved[part] for part in self.by}
 
 
 @dataclass
@@ -97,29 +91,27 @@ class TrainingState:
     learned: nn.Module | None = None
     """What the method learns besides encoder and objective."""
     ema: WeightEma | None = None
-    """The average of the encoder's weights, where the recipe asks for one."""
+    """The average of the encoder's weights."""
     add_l2_sp: Callable[[], None] | None = None
-    """Adds the gradient of L2-SP, the proximal term around the weights at the start, where the recipe asks for it."""
+    """Adds the gradient of L2-SP, the proximal term around the weights at the start."""
     micro_batch: int | None = None
-    """Images in the network at a time, where not the whole batch: what the recipe says, or else what is best here."""
+    """Images in the network at a time, where not the whole batch."""
     step: int = 0
     untrained: dict[str, float] | None = None
     """Scores of the test classes before the first step, by the baseline."""
     history: list[Evaluation] = field(default_factory=list)
     best: Evaluation | None = None
     ended: bool = False
-    """Whether the method has ended the training before its last step."""
+    """Whether training has ended before its last step."""
     time: RunTime = field(default_factory=RunTime)
     recent_losses: list[float] = field(default_factory=list)
     """Of the steps since the last evaluation, whose row has their mean."""
     loader: TrainingLoader | None = None
-    """While the loop runs."""
     on_scoring: Callable[[str, int, int], None] = lambda what, done, total: None
     """:meth:`Observer.on_scoring` of the loop's observer."""
     on_device: DeviceImages | None = None
     """The training images on the device, where there was room for them."""
     crop_cache: CropCache | None = None
-    """Crops that are scored, made at the first evaluation."""
     room_for_graphs: bool = False
     """Whether the device has memory for a step's feature maps twice."""
 
@@ -143,11 +135,9 @@ class TrainingState:
 
     @cached_property
     def encode(self) -> Encoder | GraphedEncoder:
-        """The encoder for a training batch, by CUDA graphs where ``training.cuda_graphs`` says so.
-
-        Networks from elsewhere are asked for first: what they draw outside of torch would stay the same in a graph.
-        """
+        """The encoder for a training batch, by CUDA graphs where ``training.cuda_graphs`` says so."""
         choice = self.recipe.training.cuda_graphs
+        # What networks from elsewhere draw outside of torch would stay the same in a graph.
         unasked = self.room_for_graphs and ":" not in self.recipe.encoder.backbone
         # What goes between ranks within the network cannot be part of a graph.
         graphs = (choice == "always" or (choice == "auto" and unasked)) and not is_synchronised(self.encoder)
@@ -169,7 +159,6 @@ class TrainingState:
 
     @property
     def epoch(self) -> float:
-        """Epochs done so far."""
         return self.step / self.sampler.batches_per_epoch
 
     @property
@@ -178,13 +167,11 @@ class TrainingState:
 
     @property
     def evaluation_interval(self) -> int:
-        """Steps between evaluations."""
         training = self.recipe.training
         return training.evaluate_every_steps or training.evaluate_every * self.sampler.batches_per_epoch
 
     @property
     def eval_batch_size(self) -> int:
-        """Images that go through the encoder together in an evaluation."""
         return self.recipe.training.evaluation_batch_size or images_at_a_time(self.eval_transform.size, self.device)
 
     def embed(
@@ -193,39 +180,37 @@ class TrainingState:
         *,
         encoder: Encoder | None = None,
         as_scored: bool = False,
-        progress: Callable[[int], None] | None = None,
+        what: str | None = None,
         crops: Callable[[range], Iterable[Tensor]] | None = None,
     ) -> Tensor:
-        """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device.
+        """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device, on every rank.
 
-        Of several processes each embeds a share of the rows, and all get all of them. ``crops`` gives the crops of
-        some of the rows in batches, where they exist already. ``as_scored``: with the protocol's crops
-        and, where it says so, mirror images.
+        ``as_scored`` takes the protocol's crops and, where it says so, mirror images. ``what`` tells the observer. For
+        ``crops`` see :func:`~nearkin.training.embedding.embed_images`.
         """
-        local = ranks.share_of(len(rows))
-        return embedded_by_all(
-            lambda local_rows, local_progress: embed_images(
-                encoder or self.encoder,
-                self.data.images,
-                self.eval_transform if as_scored else self.transform,
-                rows=local_rows,
-                batch_size=self.eval_batch_size,
-                workers=self.recipe.data.workers,
-                device=self.device,
-                dtype=self.dtype,
-                progress=local_progress,
-                crops=None if crops is None else crops(local),
-                flip=as_scored and self.recipe.protocol.flip,
-            ),
-            rows,
-            progress,
+
+        def show(done: int) -> None:
+            if what is not None:
+                self.on_scoring(what, done, len(rows))
+
+        show(0)
+        return embed_images(
+            encoder or self.encoder,
+            self.data.images,
+            self.eval_transform if as_scored else self.transform,
+            rows=rows,
+            batch_size=self.eval_batch_size,
+            workers=self.recipe.data.workers,
+            device=self.device,
+            dtype=self.dtype,
+            progress=show,
+            crops=crops,
+            flip=as_scored and self.recipe.protocol.flip,
+            together=True,
         )
 
     def score(self, part: EvaluationSet, *, final: bool = False, baseline: bool = False) -> dict[str, float]:
-        """Scores of the encoder, or as the baseline of its backbone without the head, which begins as random numbers.
-
-        A random projection loses some of what the backbone knows, and would make training look better than it is.
-        """
+        """Scores of the encoder; as the ``baseline`` without the head, which begins as random numbers."""
         encoder = self.eval_encoder.without_head() if baseline else self.eval_encoder
         what = EVALUATING
         if baseline or final:
@@ -234,16 +219,8 @@ class TrainingState:
 
         def embed(rows: NDArray[np.int64]) -> Tensor:
             kept, size = self.crop_cache, self.eval_batch_size
-            self.on_scoring(what, 0, len(rows))
-            return self.embed(
-                rows,
-                encoder=encoder,
-                as_scored=True,
-                progress=lambda done: self.on_scoring(what, done, len(rows)),
-                crops=None
-                if kept is None
-                else lambda part: kept.batches(rows[part.start : part.stop], batch_size=size),
-            )
+            crops = None if kept is None else lambda part: kept.batches(rows[part.start : part.stop], batch_size=size)
+            return self.embed(rows, encoder=encoder, as_scored=True, what=what, crops=crops)
 
         with self.time.on("evaluations"):
             # Rounding may differ between ranks, so all of them use the first one's scores.
@@ -260,16 +237,9 @@ class TrainingState:
     def train_set(self) -> TrainingSet:
         return TrainingSet(self)
 
-    def loader_state(self) -> dict[str, Any]:
-        """The sampler's state after the last batch that was used: the loader itself is some batches ahead."""
-        return self.sampler.state_dict() if self.loader is None else self.loader.sampler_state
-
 
 class TrainingSet:
-    """The images that train, counted from 0: the numbering that samplers, batches and methods share.
-
-    Where they stand in the table of all images is known here and to the protocol alone.
-    """
+    """The images that train, counted from 0: the numbering that samplers, batches and methods share."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
@@ -284,7 +254,6 @@ class TrainingSet:
         return self.selected[row]
 
     def ids(self, rows: NDArray[np.int64]) -> list[str]:
-        """What the images are called."""
         return [self._state.table.ids[row] for row in self._rows[rows].tolist()]
 
     def embed(
@@ -293,25 +262,29 @@ class TrainingSet:
         *,
         encoder: Encoder | None = None,
         augmented: Callable[[int], np.random.Generator] | None = None,
-        progress: Callable[[int], None] | None = None,
+        what: str | None = None,
     ) -> Tensor:
         """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
-        They are of evaluation crops, or where ``augmented`` gives the random numbers for every index of ``rows``, of
-        crops as a training batch has them.
+        Of evaluation crops, or of crops as in a training batch where ``augmented`` gives the random numbers for every
+        index of ``rows``.
         """
         state = self._state
         size, workers, placed = state.eval_batch_size, state.recipe.data.workers, state.on_device
         if augmented is None and placed is None:
-            return state.embed(self._rows[rows], encoder=encoder, progress=progress)
+            return state.embed(self._rows[rows], encoder=encoder, what=what)
+
+        def training_crop(index: int) -> NDArray[np.uint8]:
+            assert augmented is not None
+            return state.transform.train(self[int(rows[index])], augmented(index))
 
         def crops(part: range) -> Iterable[Tensor]:
             if augmented is not None:
-                return training_batches(self, state.transform, rows, part, augmented, batch_size=size, workers=workers)
+                return crop_batches(training_crop, part, size, workers)
             assert placed is not None
             return placed.evaluation_batches(rows[part.start : part.stop], state.transform, batch_size=size)
 
-        return state.embed(self._rows[rows], encoder=encoder, progress=progress, crops=crops)
+        return state.embed(self._rows[rows], encoder=encoder, what=what, crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
@@ -325,13 +298,12 @@ class TrainingSet:
 
 
 class Method:
-    """How training goes where the loop leaves a choice: the hooks, each with what plain training does there.
+    """The hooks of the training loop, each with what plain training does there; a method overrides what it changes.
 
-    A method overrides what it changes. The loop calls, in this order: :meth:`check` before any work, :meth:`build` and
-    :meth:`sampler` while the run is built, :meth:`start` before the very first step, and then for every step
-    :meth:`loss`, :meth:`adjust_gradients` (after backward, before clipping) and :meth:`after_step`; after each
-    evaluation :meth:`after_evaluation`, whose True ends the training. What a method keeps goes through
-    :meth:`state_dict`, so that a resumed run continues where it was.
+    The loop calls, in this order: :meth:`check` before any work, :meth:`build` and :meth:`sampler` while the run is
+    built, :meth:`start` before the very first step, and then for every step :meth:`loss`, :meth:`adjust_gradients`
+    (after backward, before clipping) and :meth:`after_step`. After each evaluation comes :meth:`after_evaluation`. What
+    a method keeps goes through :meth:`state_dict`, so that a resumed run continues where it was.
 
     >>> Method().state_dict()
     {}
@@ -384,7 +356,7 @@ class Method:
 
 
 class Observer:
-    """Follows a run, such as a progress bar does. Each method does nothing unless it is overridden."""
+    """Follows a run, as a progress bar does; does nothing unless overridden."""
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
         """After a step on so many ``images``."""

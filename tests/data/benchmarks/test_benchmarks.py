@@ -53,7 +53,7 @@ def test_a_data_root_is_needed_for_files():
 
 
 def test_a_data_root_that_is_no_folder(tmp_path):
-    with pytest.raises(DataError, match="is not a folder"):
+    with pytest.raises(DataError, match="was not found below"):
         read_benchmark("cub", tmp_path / "none")
 
 

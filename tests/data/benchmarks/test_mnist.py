@@ -49,7 +49,6 @@ def build(root, *, mark="-", compress=False, ending=None):
 def test_every_spelling_of_the_files(tmp_path, layout, folder):
     build(tmp_path / folder, **layout)
     table = read_benchmark("mnist", tmp_path, check_counts=False)
-    assert table.in_memory
     assert table.images.dtype == np.uint8
     assert np.array_equal(table.split("train").images, TRAIN)
     assert np.array_equal(table.split("test").images, TEST)

@@ -3,7 +3,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from nearkin.encoders.architectures import build_backbone
-from nearkin.encoders.architectures.googlenet import Inception, Widths
+from nearkin.encoders.architectures.googlenet import Inception
 from nearkin.encoders.preprocessing import IMAGENET
 
 
@@ -33,7 +33,7 @@ def test_map_of_a_full_size_crop():
 
 def test_inception_block_against_plain_functions():
     torch.manual_seed(0)
-    block = Inception(6, Widths(4, 3, 5, 2, 7, 8)).eval()
+    block = Inception(6, (4, 3, 5, 2, 7, 8)).eval()
     state = block.state_dict()
 
     def conv(x, name):

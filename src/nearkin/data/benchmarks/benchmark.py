@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +15,7 @@ from nearkin.errors import DataError
 
 
 def needs(*files: str | tuple[str, ...]) -> Callable[[Path], list[str]]:
-    """A check for files and folders: which of them are not there. A tuple is satisfied by any of its members.
-
-    >>> needs("images.txt", ("images", "pictures"))(Path("no/such/folder"))
-    ['images.txt', 'images (or pictures)']
-    """
+    """A check for files and folders: which of them are not there. A tuple is satisfied by any of its members."""
     groups = [(file,) if isinstance(file, str) else file for file in files]
 
     def missing(root: Path) -> list[str]:
@@ -27,10 +23,6 @@ def needs(*files: str | tuple[str, ...]) -> Callable[[Path], list[str]]:
         return [group[0] + (f" (or {', '.join(group[1:])})" if group[1:] else "") for group in lacking]
 
     return missing
-
-
-def _nothing(root: Path) -> list[str]:
-    return []
 
 
 @dataclass(frozen=True)
@@ -44,14 +36,9 @@ class Benchmark:
     >>> def read_toy(root):
     ...     return ImageTable.build("toy", [root / "a.jpg", root / "b.jpg"], ["a", "b"], splits=["train", "test"])
     >>> toy = Benchmark(name="toy", title="Toy", home="example.org", layout="toy/\\n  a.jpg\\n  b.jpg",
-    ...                 counts={"train": (1, 1), "test": (3, 1)}, reader=read_toy, folders=("toy",))
-    >>> len(toy.read(Path("data/toy"), check_counts=False))
+    ...                 counts={"train": (1, 1), "test": (1, 1)}, reader=read_toy, folders=("toy",))
+    >>> len(toy.read(Path("data/toy")))
     2
-    >>> toy.read(Path("data/toy"))
-    Traceback (most recent call last):
-    ...
-    nearkin.errors.DataError: Toy in 'data/toy': test has 1 images of 1 classes, published are 3 of 1
-    ...
     """
 
     name: str
@@ -62,37 +49,37 @@ class Benchmark:
     reader: Callable[[Path], ImageTable]
     folders: tuple[str, ...] = ()
     inner_folders: tuple[str, ...] = ()
-    missing: Callable[[Path], list[str]] = _nothing
+    missing: Callable[[Path], list[str]] = field(default_factory=needs)
 
     @property
     def embedded(self) -> bool:
         return not self.folders
 
     def read(self, root: str | Path, *, check_counts: bool = True) -> ImageTable:
-        """The table of the benchmark in ``root``, the folder that the layout starts with.
-
-        What is missing or wrong is a DataError that names the file, the expected layout and where the data is
-        published. So are, with ``check_counts``, other numbers of images or classes than the published ones.
-        """
+        """The table of the benchmark in ``root``, with ``check_counts`` as many images and classes as published."""
         root = Path(root).expanduser()
         try:
             if problem := self.problem(root):
                 raise DataError(problem)
             table = self.reader(root)
-            if check_counts:
-                self._check_counts(table)
+            published = self.counts if check_counts else {}
+            for split, (images, classes) in published.items():
+                labels = table.labels[table.splits == split]
+                there = f"{len(labels):,} images of {len(np.unique(labels)):,} classes"
+                if there != f"{images:,} images of {classes:,} classes":
+                    raise DataError(f"{split} has {there}, published are {images:,} of {classes:,}")
         except DataError as error:
             raise DataError(f"{self.title} in {str(root)!r}: {error}\n{self.expected_layout()}") from error
         return table
 
     def find(self, data_root: str | Path) -> Path | None:
-        """The benchmark's folder below ``data_root`` (or that folder itself), whatever the case of its name.
-
-        A folder that has all the key files is preferred to one that has not; None when there is neither.
-        """
-        candidates = list(self._candidates(Path(data_root).expanduser()))
-        complete = [folder for folder in candidates if not self.missing(folder)]
-        return next(iter(complete or candidates), None)
+        """The folder of this name below ``data_root``, or that folder itself; if possible one with all key files."""
+        root = Path(data_root).expanduser()
+        names = list(dict.fromkeys(folder.casefold() for folder in self.folders))
+        top = [root] if root.is_dir() and root.resolve().name.casefold() in names else []
+        top += _subfolders(root, names)
+        inner = [below for folder in top for below in _subfolders(folder, [*names, *self.inner_folders])]
+        return min([*top, *inner], key=lambda folder: bool(self.missing(folder)), default=None)
 
     def problem(self, folder: Path) -> str | None:
         """Which of the key files ``folder`` lacks, in words."""
@@ -102,23 +89,6 @@ class Benchmark:
     def expected_layout(self) -> str:
         """The layout that is read and where the files are published, for messages."""
         return f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
-
-    def _candidates(self, data_root: Path) -> Iterator[Path]:
-        names = list(dict.fromkeys(folder.casefold() for folder in self.folders))
-        top = [data_root] if data_root.is_dir() and data_root.resolve().name.casefold() in names else []
-        top += _subfolders(data_root, names)
-        yield from top
-        for folder in top:
-            yield from _subfolders(folder, [*names, *self.inner_folders])
-
-    def _check_counts(self, table: ImageTable) -> None:
-        for split, (images, classes) in self.counts.items():
-            labels = table.labels[table.splits == split]
-            there = len(np.unique(labels))
-            if (len(labels), there) != (images, classes):
-                raise DataError(
-                    f"{split} has {len(labels):,} images of {there:,} classes, published are {images:,} of {classes:,}"
-                )
 
 
 def _subfolders(folder: Path, names: list[str]) -> list[Path]:
@@ -131,29 +101,22 @@ def _subfolders(folder: Path, names: list[str]) -> list[Path]:
     return [folder / spelling for name in names for key, spelling in present if key == name]
 
 
-def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[int, list[str]]]:
-    """Line number and fields of every line that is not blank. Only the last field may contain spaces."""
+def read_rows(path: Path, columns: Sequence[str], *, header: int = 0) -> list[list[str]]:
+    """The fields of every line that is not blank, of which only the last may contain spaces.
+
+    With ``header`` the line of that number must name the columns, and the rows are the lines below it.
+    """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"cannot read {path.name}: {error}") from error
+    if header and (len(lines) < header or lines[header - 1].split() != list(columns)):
+        raise DataError(f"{path.name} line {header}: the header '{' '.join(columns)}' is missing")
     rows = []
-    for line, content in enumerate(text.split("\n"), start=1):
-        fields = content.split(maxsplit=len(columns) - 1)
-        if not fields:
-            continue
-        if len(fields) < len(columns):
-            raise malformed(path, line, f"expected '{' '.join(columns)}', got {content.strip()!r}")
-        fields[-1] = fields[-1].rstrip()
-        rows.append((line, fields))
+    for line, content in enumerate(lines[header:], start=header + 1):
+        fields = content.strip().split(maxsplit=len(columns) - 1)
+        if 0 < len(fields) < len(columns):
+            raise DataError(f"{path.name} line {line}: expected '{' '.join(columns)}', got {content.strip()!r}")
+        if fields:
+            rows.append(fields)
     return rows
-
-
-def whole_number(text: str, path: Path, line: int, column: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise malformed(path, line, f"{column} must be a whole number, got {text!r}")
-    return int(text)
-
-
-def malformed(path: Path, line: int, problem: str) -> DataError:
-    return DataError(f"{path.name} line {line}: {problem}")

@@ -21,8 +21,8 @@ def _read(root: Path) -> ImageTable:
         return _read_annotations(root)
     # Class folders at the top, or below ``train`` and ``test``, which divide the images of each class. The published
     # numbering goes by make, and the alphabet puts the same 98 classes first: up to the Eagle, before the Ferraris.
-    table = read_folder(root, name="cars", class_folders="top", warn=False)
-    return replace(table, splits=np.where(table.labels < TRAINING_CLASSES, "train", "test"))
+    table = read_folder(root, class_folders="top", warn=False)
+    return replace(table, name="cars", splits=np.where(table.labels < TRAINING_CLASSES, "train", "test"))
 
 
 def _read_annotations(root: Path) -> ImageTable:
@@ -34,18 +34,16 @@ def _read_annotations(root: Path) -> ImageTable:
         names = [str(name) for name in annotations["relative_im_path"].tolist()]
         labels = [int(label) for label in annotations["class"].tolist()]
         class_names = [str(name) for name in np.atleast_1d(content["class_names"]).tolist()]
+        class_of = [class_names[label - 1] for label in labels]
     except Exception as error:  # a file that is cut short or is something else can raise nearly anything
         raise DataError(
             f"cannot read {ANNOTATIONS} as a MATLAB file with class_names, and annotations with relative_im_path and "
             f"class: {error}"
         ) from error
-    for row, label in enumerate(labels, start=1):
-        if not 1 <= label <= len(class_names):
-            raise DataError(f"{ANNOTATIONS} annotation {row}: class must lie in 1..{len(class_names)}, got {label}")
     return ImageTable.build(
         "cars",
         existing_images(root, names, listed_in=ANNOTATIONS),
-        [class_names[label - 1] for label in labels],
+        class_of,
         splits=["train" if label <= TRAINING_CLASSES else "test" for label in labels],
         ids=names,
         class_names=class_names,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nearkin.data.benchmarks.benchmark import Benchmark, malformed, needs, read_rows, whole_number
+from nearkin.data.benchmarks.benchmark import Benchmark, needs, read_rows
 from nearkin.data.folder import existing_images, some_of
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
@@ -13,42 +13,24 @@ TRAINING_CLASSES = 100
 
 
 def _read(root: Path) -> ImageTable:
-    class_names = _by_number(root / "classes.txt", "class_name")
-    names = _by_number(root / "images.txt", "image_name")
-    labels_file = root / "image_class_labels.txt"
-    class_of: dict[int, int] = {}
-    for line, (image_id, class_id) in read_rows(labels_file, ("image_id", "class_id")):
-        image = whole_number(image_id, labels_file, line, "image_id")
-        label = whole_number(class_id, labels_file, line, "class_id")
-        if label not in class_names:
-            raise malformed(labels_file, line, f"class {label} is not in classes.txt")
-        if image not in names:
-            raise malformed(labels_file, line, f"image {image} is not in images.txt")
-        class_of[image] = label
-    unlabelled = [f"{image} {name}" for image, name in names.items() if image not in class_of]
+    class_names = dict(read_rows(root / "classes.txt", ("class_id", "class_name")))
+    names = dict(read_rows(root / "images.txt", ("image_id", "image_name")))
+    class_of = dict(read_rows(root / "image_class_labels.txt", ("image_id", "class_id")))
+    unlabelled = [f"{image} {name}" for image, name in names.items() if class_of.get(image) not in class_names]
     if unlabelled:
         raise DataError(
-            f"{len(unlabelled):,} images in images.txt have no line in {labels_file.name}:\n{some_of(unlabelled)}"
+            f"{len(unlabelled):,} images in images.txt have no class of classes.txt in image_class_labels.txt:\n"
+            f"{some_of(unlabelled)}"
         )
+    training = list(class_names)[:TRAINING_CLASSES]
     return ImageTable.build(
         "cub",
         existing_images(root / "images", list(names.values()), listed_in="images.txt"),
         [class_names[class_of[image]] for image in names],
-        splits=["train" if class_of[image] <= TRAINING_CLASSES else "test" for image in names],
+        splits=["train" if class_of[image] in training else "test" for image in names],
         ids=list(names.values()),
-        class_names=[class_names[number] for number in sorted(class_names)],
+        class_names=list(class_names.values()),
     )
-
-
-def _by_number(path: Path, column: str) -> dict[int, str]:
-    """The second field of each line by the number in the first."""
-    texts: dict[int, str] = {}
-    for line, (number, text) in read_rows(path, ("id", column)):
-        key = whole_number(number, path, line, "id")
-        if key in texts:
-            raise malformed(path, line, f"number {key} occurs twice")
-        texts[key] = text
-    return texts
 
 
 BENCHMARKS = (

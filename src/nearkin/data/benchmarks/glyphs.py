@@ -1,7 +1,6 @@
-"""Glyphs: the benchmark that needs no download.
+"""Glyphs: the benchmark that needs no download. The first half of the classes, by code point, trains.
 
 A class is a character; an image is that character in one of the sixteen faces that ship inside matplotlib, distorted.
-Of the classes, by code point, the first half trains and the second half tests.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ CLOSE_POLYGON = 79
 
 @dataclass(frozen=True)
 class GlyphClass:
-    """A class: the code point that names it, and for each face the code point that is drawn.
-
-    >>> GlyphClass(0x41, {"DejaVuSans": 0x41}).name
-    'U+0041 A'
-    """
+    """A class: the code point that names it, and for each face the code point that is drawn."""
 
     code_point: int
     drawn: Mapping[str, int]
@@ -70,12 +65,15 @@ class GlyphClass:
 
 
 def read_glyphs(cache_dir: Path | None = None) -> ImageTable:
-    """The whole benchmark: uint8 images ``[N, 48, 48]``, light ink on dark, in the splits train and test.
+    """The whole benchmark: uint8 images ``[N, 48, 48]``, drawn once and kept in ``cache_dir``.
 
-    Images are drawn once and kept in ``cache_dir``, the package's own cache folder when it is None. The columns are
-    ``face`` and ``character``, the one that was drawn: a class of look-alikes is named by the first of them.
+    The columns are ``face`` and ``character``, the one that was drawn: a class of look-alikes is named by the first.
     """
-    path = _cache_file(cache_dir)
+    made_by = {package: importlib.metadata.version(package) for package in ("matplotlib", "numpy", "pillow")}
+    made_by["freetype"] = str(features.version("freetype2"))
+    key = json.dumps([GENERATOR, SIZE, SEED, 1.0, made_by], sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    path = (cache_dir or cache_root() / "glyphs") / f"glyphs-{digest}.npz"
     table = _load(path)
     if table is None:
         table = draw_glyphs(glyph_classes())
@@ -88,7 +86,7 @@ def draw_glyphs(
 ) -> ImageTable:
     """Draw the given classes, of which the first half becomes the train split; ``strength`` 0 gives clean glyphs.
 
-    An image depends on the seed, its class and its face alone, so that it is the same in whatever company it is drawn.
+    An image depends on the seed, its class and its face alone.
 
     >>> table = draw_glyphs([GlyphClass(0x41, {"DejaVuSans": 0x41}), GlyphClass(0x42, {"STIXGeneral": 0x42})])
     >>> table.images.shape, table.ids, table.splits.tolist()
@@ -120,34 +118,26 @@ def glyph_classes() -> list[GlyphClass]:
     """Every class, by code point.
 
     Characters with the same outline in any face are one class, wherever on the line they stand, since the distortions
-    move them anyway. Outlines and not bitmaps are compared because bitmaps differ between versions of FreeType, and
-    the benchmark should have the same classes everywhere.
+    move them anyway. Bitmaps are not compared, as they differ between versions of FreeType.
     """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
     outlines: dict[int, dict[str, bytes]] = {}
     for face in FACES:
         for code_point, outline in _outlines(face):
             outlines.setdefault(code_point, {})[face] = outline
     common = sorted(code_point for code_point, faces in outlines.items() if len(faces) >= FEWEST_FACES)
 
-    like = {code_point: code_point for code_point in common}
-
-    def first_alike(code_point: int) -> int:
-        while like[code_point] != code_point:
-            code_point = like[code_point]
-        return code_point
-
     owner: dict[tuple[str, bytes], int] = {}
-    for code_point in common:
-        for key in outlines[code_point].items():
-            one, other = first_alike(owner.setdefault(key, code_point)), first_alike(code_point)
-            like[max(one, other)] = min(one, other)
-
+    pairs = [(index, owner.setdefault(key, index)) for index, c in enumerate(common) for key in outlines[c].items()]
+    graph = coo_array((np.ones(len(pairs)), np.transpose(pairs)), shape=(len(common), len(common)))
     drawn: dict[int, dict[str, int]] = {}
-    for code_point in common:
-        faces = drawn.setdefault(first_alike(code_point), {})
+    for code_point, group in zip(common, connected_components(graph, directed=False)[1].tolist(), strict=True):
+        faces = drawn.setdefault(group, {})
         for face in outlines[code_point]:
             faces.setdefault(face, code_point)
-    return [GlyphClass(code_point, faces) for code_point, faces in drawn.items()]
+    return [GlyphClass(min(faces.values()), faces) for faces in drawn.values()]
 
 
 def _outlines(face: str) -> Iterator[tuple[int, bytes]]:
@@ -171,21 +161,13 @@ def _outlines(face: str) -> Iterator[tuple[int, bytes]]:
     font.load_glyph(0, flags=in_font_units)
     missing_glyph, _ = outline()
     for code_point in sorted(font.get_charmap()):
-        if _is_eligible(code_point):
+        # Accents and superscripts are smaller than what the distortions do to them.
+        whole = not unicodedata.decomposition(chr(code_point)) and not any(code_point in piece for piece in PIECES)
+        if whole and unicodedata.category(chr(code_point)) in CATEGORIES:
             font.load_char(code_point, flags=in_font_units)
             shape, em_share = outline()
             if em_share >= SMALLEST_EM_SHARE and shape != missing_glyph:
                 yield code_point, shape
-
-
-def _is_eligible(code_point: int) -> bool:
-    character = chr(code_point)
-    return (
-        unicodedata.category(character) in CATEGORIES
-        # Accents and superscripts are smaller than what the distortions do to them.
-        and not unicodedata.decomposition(character)
-        and not any(code_point in piece for piece in PIECES)
-    )
 
 
 def _font_file(face: str) -> str:
@@ -206,28 +188,15 @@ def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
     return canvas.crop(canvas.getbbox())
 
 
-def _cache_file(cache_dir: Path | None) -> Path:
-    made_by = {package: importlib.metadata.version(package) for package in ("matplotlib", "numpy", "pillow")}
-    made_by["freetype"] = str(features.version("freetype2"))
-    key = json.dumps([GENERATOR, SIZE, SEED, 1.0, made_by], sort_keys=True)
-    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return (cache_dir if cache_dir is not None else cache_root() / "glyphs") / f"glyphs-{digest}.npz"
-
-
 def _load(path: Path) -> ImageTable | None:
     """The table stored at ``path``; None when there is none, or none that can be read."""
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            return ImageTable(
-                name="glyphs",
-                images=arrays["images"],
-                labels=arrays["labels"],
-                class_names=tuple(arrays["class_names"].tolist()),
-                ids=tuple(arrays["ids"].tolist()),
-                splits=arrays["splits"],
-                columns={"face": arrays["face"], "character": arrays["character"]},
-            )
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error, DataError):
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = dict(stored)
+        columns = {name: arrays.pop(name) for name in ("face", "character")}
+        class_names, ids = (tuple(arrays.pop(name).tolist()) for name in ("class_names", "ids"))
+        return ImageTable("glyphs", class_names=class_names, ids=ids, columns=columns, **arrays)
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile, zlib.error, DataError):
         return None
 
 
@@ -271,26 +240,24 @@ def distort(glyph: Image.Image, *, size: int, strength: float, rng: np.random.Ge
 
     In this order: thicker strokes, an affine map, a grey patch that hides a part, blur, noise. With ``strength`` 0 the
     glyph is only put in the middle.
-
-    >>> bar = Image.new("L", (10, 60), 255)
-    >>> image = distort(bar, size=48, strength=0.0, rng=np.random.default_rng(0))
-    >>> image.shape, int(image[24, 24]), int(image[0, 0])
-    ((48, 48), 255, 0)
     """
     angle, shear, stretch, zoom, right, down = rng.uniform(-strength, strength, size=6).tolist()
     stroke, across, along, grey, blur, noise = rng.uniform(0.0, 1.0, size=6).tolist()
     grain = rng.standard_normal((size, size), dtype=np.float32)
 
     thick = _thicken(glyph, radius=STROKE * drawing_size(size), amount=stroke * strength)
-    fit = min(1.0, WIDEST_SHARE * size * OVERSAMPLING / max(glyph.size))
-    matrix = fit * _linear_map(angle * ROTATION, shear * SHEAR, stretch * LOG_STRETCH, zoom * LOG_ZOOM)
-    image = _transformed(thick, matrix, shift=(right * SHIFT * size, down * SHIFT * size), size=size)
+    frame = size * OVERSAMPLING
+    fit = min(1.0, WIDEST_SHARE * frame / max(glyph.size))
+    inverse = np.linalg.inv(fit * _linear_map(angle * ROTATION, shear * SHEAR, stretch * LOG_STRETCH, zoom * LOG_ZOOM))
+    landing = frame / 2 + np.array([right * SHIFT * size, down * SHIFT * size]) * OVERSAMPLING
+    origin = np.array([thick.width / 2, thick.height / 2]) - inverse @ landing
+    affine = np.column_stack([inverse, origin]).ravel().tolist()
+    image = thick.transform((frame, frame), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR)
+    image = image.reduce(OVERSAMPLING)
 
     side = round(PATCH * strength * size)
-    corner = tuple(
-        round((0.5 + (2.0 * position - 1.0) * PATCH_REACH) * size - side / 2) for position in (across, along)
-    )
-    image.paste(round(255 * grey), (*corner, corner[0] + side, corner[1] + side))
+    left, top = (round((0.5 + (2.0 * p - 1.0) * PATCH_REACH) * size - side / 2) for p in (across, along))
+    image.paste(round(255 * grey), (left, top, left + side, top + side))
     image = image.filter(ImageFilter.GaussianBlur(blur * strength * BLUR * size))
     noisy = np.asarray(image, dtype=np.float32) + grain * (255.0 * NOISE * strength * noise)
     pixels: NDArray[np.uint8] = np.rint(noisy).clip(0, 255).astype(np.uint8)
@@ -317,18 +284,6 @@ def _linear_map(angle: float, shear: float, stretch: float, zoom: float) -> NDAr
     slant = np.array([[1.0, shear], [0.0, 1.0]])
     scale = np.diag([math.exp(zoom + stretch), math.exp(zoom - stretch)])
     return np.asarray(rotation @ slant @ scale)
-
-
-def _transformed(
-    glyph: Image.Image, matrix: NDArray[np.float64], *, shift: tuple[float, float], size: int
-) -> Image.Image:
-    """``glyph`` mapped by ``matrix`` about its middle, which lands ``shift`` pixels off the middle of the image."""
-    side = size * OVERSAMPLING
-    inverse = np.linalg.inv(matrix)
-    landing = side / 2 + np.array(shift) * OVERSAMPLING
-    origin = np.array([glyph.width / 2, glyph.height / 2]) - inverse @ landing
-    affine = np.column_stack([inverse, origin]).ravel().tolist()
-    return glyph.transform((side, side), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR).reduce(OVERSAMPLING)
 
 
 BENCHMARKS = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nearkin.data.benchmarks.benchmark import Benchmark, malformed, needs, read_rows, whole_number
+from nearkin.data.benchmarks.benchmark import Benchmark, needs, read_rows
 from nearkin.data.folder import existing_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError
@@ -12,27 +12,12 @@ from nearkin.errors import DataError
 LISTS = ("Eval/list_eval_partition.txt", "list_eval_partition.txt")
 IMAGE_FOLDERS = ("img", "Img/img", "img_highres", "Img/img_highres", "Img")
 COLUMNS = ("image_name", "item_id", "evaluation_status")
-SPLITS = ("train", "query", "gallery")
 
 
 def _read(root: Path) -> ImageTable:
     listed = next((root / file for file in LISTS if (root / file).is_file()), root / LISTS[0])
-    # The first line holds one number, so the lines are read with a single field and divided here.
-    lines = [(line, content.split()) for line, (content,) in read_rows(listed, ("line",))]
-    announced = whole_number(" ".join(lines[0][1]), listed, lines[0][0], "the number of images") if lines else 0
-    if len(lines) < 2 or tuple(lines[1][1]) != COLUMNS:
-        raise malformed(listed, 2, f"the header '{' '.join(COLUMNS)}' is missing")
-    rows = []
-    for line, fields in lines[2:]:
-        if len(fields) != len(COLUMNS):
-            raise malformed(listed, line, f"expected '{' '.join(COLUMNS)}', got {' '.join(fields)!r}")
-        name, item, split = fields
-        if split not in SPLITS:
-            raise malformed(listed, line, f"evaluation_status must be {', '.join(SPLITS)}, got {split!r}")
-        rows.append((name.removeprefix("img/"), item, split))
-    if len(rows) != announced:
-        raise DataError(f"{listed.name} announces {announced:,} images but lists {len(rows):,}")
-    names = [name for name, _, _ in rows]
+    rows = read_rows(listed, COLUMNS, header=2)  # the first line holds the number of images
+    names = [name.removeprefix("img/") for name, _, _ in rows]
     return ImageTable.build(
         "inshop",
         existing_images(_image_folder(root, names), names, listed_in=listed.name),

@@ -6,6 +6,7 @@ import functools
 import gzip
 import struct
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,15 +25,7 @@ DIMENSIONS = {"images": 3, "labels": 1}
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array of bytes in an idx file, compressed or not, which must have so many dimensions.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     file = Path(folder, "labels")
-    ...     _ = file.write_bytes(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 2, 1]))
-    ...     read_idx(file, dimensions=1)
-    array([7, 2, 1], dtype=uint8)
-    """
+    """The array of bytes in an idx file, compressed or not, which must have so many dimensions."""
     magic = bytes([0, 0, 8, dimensions])
     try:
         content = path.read_bytes()
@@ -65,9 +58,8 @@ def _read(root: Path, *, name: str, class_names: tuple[str, ...]) -> ImageTable:
         pixels = read_idx(pixels_file, dimensions=DIMENSIONS["images"])
         numbers = read_idx(labels_file, dimensions=DIMENSIONS["labels"])
         if len(pixels) != len(numbers):
-            raise DataError(
-                f"{pixels_file.name} has {len(pixels):,} images, but {labels_file.name} has {len(numbers):,} labels"
-            )
+            there = f"{len(pixels):,} images, but {labels_file.name} has {len(numbers):,} labels"
+            raise DataError(f"{pixels_file.name} has {there}")
         images.append(pixels)
         labels.append(numbers)
         splits += [split] * len(pixels)
@@ -92,27 +84,24 @@ each with or without .gz, or with a dot before idx
 """
 
 
-def _benchmark(name: str, title: str, home: str, folders: tuple[str, ...], class_names: tuple[str, ...]) -> Benchmark:
-    return Benchmark(
-        name=name,
-        title=title,
-        home=home,
-        layout=_LAYOUT.format(folder=folders[0]),
-        counts={"train": (60000, 10), "test": (10000, 10)},
-        reader=functools.partial(_read, name=name, class_names=class_names),
-        folders=folders,
-        inner_folders=("raw",),
-        missing=needs(*(_spellings(prefix, content) for prefix in PREFIXES.values() for content in DIMENSIONS)),
-    )
-
-
-BENCHMARKS = (
-    _benchmark("mnist", "MNIST", "http://yann.lecun.com/exdb/mnist/", ("MNIST", "mnist"), DIGITS),
-    _benchmark(
-        "fashion_mnist",
-        "Fashion-MNIST",
-        "https://github.com/zalandoresearch/fashion-mnist",
-        ("FashionMNIST", "fashion-mnist", "fashion_mnist"),
-        GARMENTS,
-    ),
+MNIST = Benchmark(
+    name="mnist",
+    title="MNIST",
+    home="http://yann.lecun.com/exdb/mnist/",
+    layout=_LAYOUT.format(folder="MNIST"),
+    counts={"train": (60000, 10), "test": (10000, 10)},
+    reader=functools.partial(_read, name="mnist", class_names=DIGITS),
+    folders=("MNIST", "mnist"),
+    inner_folders=("raw",),
+    missing=needs(*(_spellings(prefix, content) for prefix in PREFIXES.values() for content in DIMENSIONS)),
 )
+FASHION_MNIST = replace(
+    MNIST,
+    name="fashion_mnist",
+    title="Fashion-MNIST",
+    home="https://github.com/zalandoresearch/fashion-mnist",
+    layout=_LAYOUT.format(folder="FashionMNIST"),
+    reader=functools.partial(_read, name="fashion_mnist", class_names=GARMENTS),
+    folders=("FashionMNIST", "fashion-mnist", "fashion_mnist"),
+)
+BENCHMARKS = (MNIST, FASHION_MNIST)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nearkin.data.benchmarks.benchmark import Benchmark, malformed, needs, read_rows, whole_number
+from nearkin.data.benchmarks.benchmark import Benchmark, needs, read_rows
 from nearkin.data.folder import existing_images
 from nearkin.data.table import ImageTable
 
@@ -17,14 +17,10 @@ def _read(root: Path) -> ImageTable:
     labels: list[str] = []
     splits: list[str] = []
     for split, file in LISTS.items():
-        listed = root / file
-        header, *rows = read_rows(listed, COLUMNS) or [(1, [""])]
-        if header[1][0] != COLUMNS[0]:
-            raise malformed(listed, header[0], f"the header '{' '.join(COLUMNS)}' is missing")
-        for line, (_, label, _, name) in rows:
-            labels.append(str(whole_number(label, listed, line, "class_id")))
+        for _, label, _, name in read_rows(root / file, COLUMNS, header=1):
+            labels.append(label)
             names.append(name)
-        splits += [split] * len(rows)
+            splits.append(split)
     return ImageTable.build(
         "sop",
         existing_images(root, names, listed_in=" and ".join(LISTS.values())),

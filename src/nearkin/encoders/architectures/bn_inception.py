@@ -13,11 +13,7 @@ from nearkin.encoders.preprocessing import CAFFE_BGR
 
 
 class Widths(NamedTuple):
-    """Channels of an inception block's branches, reductions before their convolutions.
-
-    ``one`` and ``pooled`` are 0 in the blocks that halve the map: those have no 1×1 branch and pass the pooled input
-    on as it is.
-    """
+    """Channels of an inception block's branches; ``one`` and ``pooled`` are 0 in the blocks that halve the map."""
 
     one: int
     three_reduced: int
@@ -46,10 +42,6 @@ class BNInception(Backbone):
 
     Convolutions keep the bias that batch-norm makes redundant, and the modules are flat, because the weight file that
     the field's papers start from (converted from Caffe) is laid out like that.
-
-    Example:
-        >>> BNInception()(torch.zeros(1, 3, 64, 64)).shape
-        torch.Size([1, 1024, 2, 2])
     """
 
     folds_batch_norm = True

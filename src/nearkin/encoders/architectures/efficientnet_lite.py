@@ -47,11 +47,7 @@ class _Relu6(torch.autograd.Function):
 
 
 def relu6(x: Tensor) -> Tensor:
-    """``clamp(x, 0, 6)`` in the memory of ``x``, which must not be a leaf: the next layer keeps it anyway.
-
-    >>> relu6(torch.tensor([-1.0, 2.0, 7.0]))
-    tensor([0., 2., 6.])
-    """
+    """``clamp(x, 0, 6)`` in the memory of ``x``, which must not be a leaf: the next layer keeps it anyway."""
     return _Relu6.apply(x) if x.requires_grad else F.relu6(x, inplace=True)  # type: ignore[no-untyped-call]
 
 
@@ -59,8 +55,7 @@ Sides = tuple[int, ...]
 """Zeros before and after; or steps by rows and columns."""
 
 WINDOW = 3
-"""Columns of a kernel whose weight gradient oneDNN has a depthwise kernel for; for a wider one it takes the kernel of
-grouped convolutions, which computes sixteen channels by sixteen to use the diagonal: ten times as long for 5 × 5."""
+"""Columns of a kernel whose weight gradient oneDNN has a depthwise kernel for; a wider one takes ten times as long."""
 
 
 def padded_convolution(
@@ -69,10 +64,6 @@ def padded_convolution(
     """Convolution of ``x`` with as many zeros before and after its rows and columns, at most one more after.
 
     The odd zero goes before the kernel instead of after the image, which does the same without a copy of the image.
-
-    >>> x, weight = torch.arange(6.0).view(1, 1, 1, 6), torch.tensor([[[[1.0, 10.0, 100.0]]]])
-    >>> padded_convolution(x, weight, None, (1, 2), (0, 0), (0, 1), 1)
-    tensor([[[[210., 432.,  54.]]]])
     """
     weight = F.pad(weight, (columns[1] - columns[0], 0, rows[1] - rows[0], 0))
     return F.conv2d(x, weight, bias, stride, (rows[1], columns[1]), groups=groups)
@@ -132,8 +123,7 @@ def _convolution_backward(
 
 
 class SameConv2d(nn.Conv2d):
-    """A convolution with TensorFlow's SAME padding: with stride 2 on an even side the extra zero goes to the right
-    and bottom only, where torch's symmetric padding would shift the image by half a step."""
+    """A convolution with TensorFlow's SAME padding: with stride 2 on an even side the odd zero goes right and below."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
         super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
@@ -184,12 +174,8 @@ class InvertedResidual(nn.Module):
 class EfficientNetLite(Backbone):
     """EfficientNet-Lite (Tan & Le, ICML 2019, without squeeze-and-excitation and with ReLU6), 1280 channels.
 
-    No drop-connect and no dropout: this is a feature extractor. The running statistics follow torch's momentum of 0.1
-    rather than the 0.01 of the long ImageNet training, which a short fine-tuning would never leave.
-
-    Example:
-        >>> EfficientNetLite("lite0")(torch.zeros(1, 3, 64, 64)).shape
-        torch.Size([1, 1280, 2, 2])
+    No drop-connect and no dropout. The running statistics follow torch's momentum of 0.1 rather than the 0.01 of the
+    long ImageNet training, which a short fine-tuning would never leave.
     """
 
     folds_batch_norm = True

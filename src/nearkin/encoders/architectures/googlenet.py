@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -11,28 +9,16 @@ from torch.nn import functional as F
 from nearkin.encoders.backbone import Backbone, conv_bn_relu, initialise_convolutions
 from nearkin.encoders.preprocessing import HALF
 
-
-class Widths(NamedTuple):
-    """Channels of an inception block's four branches, reductions before their convolutions."""
-
-    one: int
-    three_reduced: int
-    three: int
-    five_reduced: int
-    five: int
-    pooled: int
-
-
-BLOCKS = {
-    "3a": Widths(64, 96, 128, 16, 32, 32),
-    "3b": Widths(128, 128, 192, 32, 96, 64),
-    "4a": Widths(192, 96, 208, 16, 48, 64),
-    "4b": Widths(160, 112, 224, 24, 64, 64),
-    "4c": Widths(128, 128, 256, 24, 64, 64),
-    "4d": Widths(112, 144, 288, 32, 64, 64),
-    "4e": Widths(256, 160, 320, 32, 128, 128),
-    "5a": Widths(256, 160, 320, 32, 128, 128),
-    "5b": Widths(384, 192, 384, 48, 128, 128),
+BLOCKS = {  # channels of the four branches, reductions before their convolutions
+    "3a": (64, 96, 128, 16, 32, 32),
+    "3b": (128, 128, 192, 32, 96, 64),
+    "4a": (192, 96, 208, 16, 48, 64),
+    "4b": (160, 112, 224, 24, 64, 64),
+    "4c": (128, 128, 256, 24, 64, 64),
+    "4d": (112, 144, 288, 32, 64, 64),
+    "4e": (256, 160, 320, 32, 128, 128),
+    "5a": (256, 160, 320, 32, 128, 128),
+    "5b": (384, 192, 384, 48, 128, 128),
 }
 
 
@@ -50,19 +36,15 @@ class Inception(nn.Module):
     """Four parallel branches. The third is a 3×3 convolution, not the paper's 5×5: torchvision's weights were
     trained that way."""
 
-    def __init__(self, inputs: int, widths: Widths) -> None:
+    def __init__(self, inputs: int, widths: tuple[int, int, int, int, int, int]) -> None:
         super().__init__()
-        self.branch1 = ConvBlock(inputs, widths.one, 1)
-        self.branch2 = nn.Sequential(
-            ConvBlock(inputs, widths.three_reduced, 1), ConvBlock(widths.three_reduced, widths.three, 3)
-        )
-        self.branch3 = nn.Sequential(
-            ConvBlock(inputs, widths.five_reduced, 1), ConvBlock(widths.five_reduced, widths.five, 3)
-        )
-        self.branch4 = nn.Sequential(
-            nn.MaxPool2d(3, stride=1, padding=1, ceil_mode=True), ConvBlock(inputs, widths.pooled, 1)
-        )
-        self.out_channels = widths.one + widths.three + widths.five + widths.pooled
+        one, three_reduced, three, five_reduced, five, pooled = widths
+        self.branch1 = ConvBlock(inputs, one, 1)
+        self.branch2 = nn.Sequential(ConvBlock(inputs, three_reduced, 1), ConvBlock(three_reduced, three, 3))
+        self.branch3 = nn.Sequential(ConvBlock(inputs, five_reduced, 1), ConvBlock(five_reduced, five, 3))
+        pool = nn.MaxPool2d(3, stride=1, padding=1, ceil_mode=True)
+        self.branch4 = nn.Sequential(pool, ConvBlock(inputs, pooled, 1))
+        self.out_channels = one + three + five + pooled
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.cat([self.branch1(x), self.branch2(x), self.branch3(x), self.branch4(x)], dim=1)
@@ -73,10 +55,6 @@ class GoogLeNet(Backbone):
 
     torchvision's weights expect pixels in −1 … 1: its own model converts from the ImageNet mean and standard
     deviation to that on the way in.
-
-    Example:
-        >>> GoogLeNet()(torch.zeros(1, 3, 64, 64)).shape
-        torch.Size([1, 1024, 2, 2])
     """
 
     folds_batch_norm = True

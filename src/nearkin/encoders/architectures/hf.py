@@ -63,8 +63,7 @@ def build_hf(model: str, *, pretrained: bool = True) -> HuggingFaceBackbone:
             f"cannot load backbone 'hf:{model}' ({reason}); give a model that the hub has and that can be reached "
             "from here, or a local folder written by save_pretrained"
         ) from error
-    # Models of image and text, like CLIP, keep their half for images under this name. Some checkpoints are in half
-    # precision and some versions of the library leave them so; training wants float32.
+    # Models of image and text, like CLIP, keep their half for images under this name. Some are in half precision.
     network = getattr(network, "vision_model", network).float()
     settings = _processor_settings(model)
     return HuggingFaceBackbone(
@@ -89,11 +88,10 @@ def _processor_settings(model: str) -> Mapping[str, Any]:
 
 def _preprocessing(settings: Mapping[str, Any], model: str) -> Preprocessing:
     if not settings:
-        warnings.warn(
-            f"'hf:{model}' says nothing about its preprocessing; taking ImageNet's mean and standard deviation "
-            "(set the option 'preprocessing' if that is wrong)",
-            stacklevel=3,
+        message = (
+            f"'hf:{model}' says nothing about its preprocessing; taking ImageNet's (or set option 'preprocessing')"
         )
+        warnings.warn(message, stacklevel=3)
         return IMAGENET
     normalises = settings.get("do_normalize", True)
     mean = settings.get("image_mean", IMAGENET.mean) if normalises else (0.0, 0.0, 0.0)

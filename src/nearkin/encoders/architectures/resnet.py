@@ -55,15 +55,14 @@ class Bottleneck(nn.Module):
 class Projection(nn.Sequential):
     """The shortcut of a block that changes the number of channels or the size of the map."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, eps: float) -> None:
-        super().__init__(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs, eps=eps))
-
     def forward(self, x: Tensor) -> Tensor:
         return conv_bn(x, *self)
 
 
 def _projection(inputs: int, outputs: int, stride: int, eps: float) -> Projection | None:
-    return None if stride == 1 and inputs == outputs else Projection(inputs, outputs, stride, eps)
+    if stride == 1 and inputs == outputs:
+        return None
+    return Projection(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs, eps=eps))
 
 
 class ResNet(Backbone):
@@ -73,16 +72,9 @@ class ResNet(Backbone):
         block: the residual block.
         depths: blocks in each of the four stages.
         stride_in_1x1: put the stride of a bottleneck on its first 1×1 convolution, as the paper and Caffe do, instead
-            of on its 3×3, as torchvision does. Parameters have the same shapes either way: weights trained with one
-            load into the other, and lose accuracy.
+            of on its 3×3, as torchvision does. Weights trained with one load into the other, and lose accuracy.
         batch_norm_eps: what batch-norm adds to the variance; 1e-3 in weights that come from Keras.
         preprocessing: what the weights were trained with.
-
-    Example:
-        >>> import torch
-        >>> resnet = ResNet(BasicBlock, (2, 2, 2, 2))
-        >>> resnet(torch.zeros(1, 3, 64, 64)).shape
-        torch.Size([1, 512, 2, 2])
     """
 
     folds_batch_norm = True

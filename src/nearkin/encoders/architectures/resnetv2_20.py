@@ -30,13 +30,7 @@ class PreActivationBlock(nn.Module):
 
 
 class ResNetV2(Backbone):
-    """Pre-activation residual network (He et al., ECCV 2016): three stages of 3 blocks, 16, 32 and 64 channels.
-
-    Example:
-        >>> import torch
-        >>> ResNetV2()(torch.zeros(1, 3, 28, 28)).shape
-        torch.Size([1, 64, 7, 7])
-    """
+    """Pre-activation residual network (He et al., ECCV 2016): three stages of 3 blocks, 16, 32 and 64 channels."""
 
     last_stage = ("blocks.6",)
 

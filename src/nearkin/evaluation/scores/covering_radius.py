@@ -16,10 +16,9 @@ __all__ = ["CoveringRadius"]
 class CoveringRadius(EmbeddingScore):
     """``covering_radius``: the average covering radius of the classes.
 
-    The covering radius of a class for k centres is the largest distance of one of its samples to the nearest of k
-    centres, chosen greedily among the samples: the first nearest the class's mean, each further one the farthest from
-    those before. It is averaged over k = 1 … n and then over the classes (CCP, figures 2 and 3). Distances are
-    Euclidean between the embeddings as given.
+    For k centres it is the largest distance of a sample of the class to the nearest of them. Centres are chosen
+    greedily among the samples: the first nearest the class's mean, each further one the farthest from the others. It is
+    averaged over k = 1 … n and then over the classes (CCP, figures 2 and 3). Distances are Euclidean.
 
     >>> CoveringRadius("covering_radius").of_embeddings(torch.tensor([[0.0], [2.0], [10.0]]), [0, 0, 1])
     0.5

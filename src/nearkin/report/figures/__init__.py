@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from nearkin.catalogue import plot_names
@@ -20,8 +21,6 @@ from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
 
-__all__ = ["Drawn", "draw_figure", "save_figures"]
-
 
 @dataclass(frozen=True)
 class Drawn:
@@ -31,7 +30,7 @@ class Drawn:
     file: Path | None
     reason: str = ""
     run: OpenedRun | None = None
-    """The run, for a figure of one run and for a reason that concerns one run."""
+    """Set for a figure of one run, and for a reason that concerns one run."""
 
 
 def draw_figure(name: str, runs: Sequence[OpenedRun]) -> Iterator[tuple[OpenedRun | None, Any]]:
@@ -39,20 +38,19 @@ def draw_figure(name: str, runs: Sequence[OpenedRun]) -> Iterator[tuple[OpenedRu
 
     Where a figure cannot be drawn, the error takes its place.
     """
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    module = figure_module(name)
     if hasattr(module, "draw_run"):
         for run in runs:
             yield run, _figure_or_error(module.draw_run, run)
         return
-    shown = []
-    for run in runs:
-        error = _figure_or_error(module.check, run)
-        if error is None:
-            shown.append(run)
-        else:
-            yield run, error
-    if shown:
+    errors = [_figure_or_error(module.check, run) for run in runs]
+    yield from ((run, error) for run, error in zip(runs, errors, strict=True) if error is not None)
+    if shown := [run for run, error in zip(runs, errors, strict=True) if error is None]:
         yield None, _figure_or_error(module.draw_runs, shown)
+
+
+def figure_module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
 
 
 def _figure_or_error(draw: Callable[[Any], Any], shown: OpenedRun | Sequence[OpenedRun]) -> Any:
@@ -74,10 +72,10 @@ def save_figures(
     view: ViewOptions | None = None,
     progress: Progress | None = None,
 ) -> Iterator[Drawn]:
-    """Draw and write the figures of the runs at ``paths``, or those named by ``only``, one after the other.
+    """Draw and write the figures of the runs at ``paths``, all or those named by ``only``, one after the other.
 
-    Figures of one run go to ``RUN/plots``, those of several to ``output``; there, a figure of a single run has the
-    run's name in its file name. Bad options, and runs that do not share their data, raise before anything is drawn.
+    They go to ``output``, by default ``RUN/plots``. Bad options, and runs that do not share their data, raise before
+    anything is drawn.
     """
     names = plot_names()
     for name in only:
@@ -89,10 +87,8 @@ def save_figures(
     for path in distinct:
         below = sorted(file.parent for file in path.glob("*/*/recipe.yaml")) if path.is_dir() else []
         if below and not RunFolder(path).is_begun:  # all of a study's runs in one figure would be too many
-            raise DataError(
-                f"{path} holds {len(below)} runs and is none itself: name those to draw, such as {below[0]}; "
-                f"nearkin report {path} shows them all"
-            )
+            hint = f"name those to draw, such as {below[0]}; nearkin report {path} shows them all"
+            raise DataError(f"{path} holds {len(below)} runs and is none itself: {hint}")
     runs = open_runs(distinct, view, progress=progress)
     folder = output or runs[0].folder.path / "plots"
     if folder.exists() and not folder.is_dir():

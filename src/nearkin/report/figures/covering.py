@@ -34,9 +34,7 @@ def draw_runs(runs: Sequence[OpenedRun]) -> Any:
         for group in groups:
             draw_curve(axis, group, column, "step")
         for run in runs:
-            steps = [
-                int(e["step"]) for e in run.events if e.get("kind") in ("problem", "representatives") and e["step"]
-            ]
+            steps = [int(e["step"]) for e in run.events if e.get("kind") in _BEGINNINGS and e["step"]]
             if 0 < len(steps) <= _MOST_BOUNDARIES:
                 axis.vlines(steps, 0, 1, transform=axis.get_xaxis_transform(), lw=0.9, ls="--", alpha=0.6,
                             color=GREY if len(runs) == 1 else run_colour(run))  # fmt: skip

@@ -82,10 +82,7 @@ def seed_groups(runs: Sequence[OpenedRun]) -> list[RunGroup]:
 
 
 def curve(runs: Sequence[OpenedRun], column: str, over: str) -> tuple[Values, Values, Values]:
-    """Epochs or steps ``[T]`` at which every run has a value, with the mean and sample deviation of the values.
-
-    Scores are in per cent; the deviation of a single run is NaN.
-    """
+    """Epochs or steps at which every run has a value, with the values' mean and sample deviation (one run: NaN)."""
     tracks = [{row[over]: value for row in run.evaluations if (value := row.get(column)) is not None} for run in runs]
     shared = sorted(at for at in tracks[0] if at is not None and all(at in track for track in tracks))
     values = _scale(column) * np.array([[track[at] for at in shared] for track in tracks], dtype=np.float64)
@@ -95,12 +92,9 @@ def curve(runs: Sequence[OpenedRun], column: str, over: str) -> tuple[Values, Va
 
 def best(runs: Sequence[OpenedRun], column: str) -> list[tuple[float, float]]:
     """The epoch of the best evaluation of each run, and the value there."""
-    rows = [row for run in runs if (row := run.best_evaluation) is not None]
-    return [
-        (epoch, _scale(column) * value)
-        for row in rows
-        if (epoch := row["epoch"]) is not None and (value := row.get(column)) is not None
-    ]
+    rows = (run.best_evaluation or {} for run in runs)
+    pairs = ((row.get("epoch"), row.get(column)) for row in rows)
+    return [(at, _scale(column) * value) for at, value in pairs if at is not None and value is not None]
 
 
 def draw_curve(axis: Any, group: RunGroup, column: str, over: str) -> None:
@@ -128,10 +122,8 @@ def group_legend(figure: Any, groups: Sequence[RunGroup], *, starred: str = "") 
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=run_colour(group.runs[0]), ls=_dash(group.runs[0]), lw=1.8) for group in groups]
-    labels = [group.title for group in groups]
-    if starred:
-        handles.append(Line2D([], [], color="black", marker="*", markersize=9, ls="none"))
-        labels.append(starred)
+    handles += [Line2D([], [], color="black", marker="*", markersize=9, ls="none")] * bool(starred)
+    labels = [*(group.title for group in groups), *[starred] * bool(starred)]
     figure.legend(handles, labels, loc="outside lower center", ncols=min(3, len(labels)))
 
 

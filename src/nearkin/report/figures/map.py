@@ -41,12 +41,10 @@ def draw_run(run: OpenedRun) -> Any:
     proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
     shown = [(at_proxies, training, f"Training classes{proxies}")]
     if run.protocol.test is not None:
-        test = map_of(run, run.test_sample)
-        shown.append((run, test, f"Test: {run.protocol.test_classes}"))
+        shown.append((run, map_of(run, run.test_sample), f"Test: {run.protocol.test_classes}"))
     figure = new_figure(7.4 * len(shown), 6.6)
-    for panel, (opened, projected, title) in zip(
-        figure.subfigures(1, len(shown), squeeze=False)[0], shown, strict=True
-    ):
+    panels = figure.subfigures(1, len(shown), squeeze=False)[0]
+    for panel, (opened, projected, title) in zip(panels, shown, strict=True):
         draw_points(panel.subplots(), projected)
         class_legend(panel, opened, projected)
         panel.suptitle(f"{title}\n{map_words(projected)}", fontsize=9)
@@ -61,10 +59,7 @@ def training_map(run: OpenedRun) -> Map:
 
 
 def map_of(run: OpenedRun, sample: Sample, proxies: Proxies | None = None) -> Map:
-    """As many classes of a sample as a map shows, with their proxies, in one projection.
-
-    The classes are the same for every run that shares the data and the seed.
-    """
+    """Some classes, the same for every run that shares data and seed, with their proxies, in one projection."""
     every = np.unique(sample.labels)
     classes = np.sort(run.random().choice(every, min(run.view.classes, len(every)), replace=False))
     shown = sample.of_classes(classes)
@@ -79,10 +74,7 @@ def map_of(run: OpenedRun, sample: Sample, proxies: Proxies | None = None) -> Ma
 
 
 def distance_note(embeddings: Tensor, labels: NDArray[np.int64], proxies: Tensor) -> str:
-    """Why proxies lie apart from their classes; empty where images are as near to a proxy as to each other.
-
-    Embeddings ``[N, dim]`` with labels ``[N]``, proxies ``[classes, K, dim]`` in the order of the labels.
-    """
+    """Why proxies ``[classes, K, dim]`` lie apart from their classes; empty where they do not."""
     to_images, to_proxies = [], []
     for label, of_class in zip(np.unique(labels), proxies, strict=True):
         unit = l2_normalise(embeddings[torch.from_numpy(labels == label)])
@@ -99,12 +91,7 @@ def distance_note(embeddings: Tensor, labels: NDArray[np.int64], proxies: Tensor
 
 
 def project(vectors: Tensor, *, seed: int) -> tuple[NDArray[np.float64], str]:
-    """Points ``[N, 2]`` for vectors ``[N, D]``, and how they were found: by t-SNE unless D is 2 or less.
-
-    >>> project(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), seed=0)
-    (array([[1., 0.],
-           [0., 1.]]), 'the embedding itself')
-    """
+    """Points ``[N, 2]`` for vectors ``[N, D]``, and how they were found: by t-SNE unless D is 2 or less."""
     from sklearn.manifold import TSNE
 
     x = vectors.double()
@@ -135,12 +122,9 @@ def draw_points(axis: Any, projected: Map, *, star: float = 190) -> None:
         colour = class_style(index)["color"]
         area = star if len(proxies) == 1 else star / 2
         axis.scatter(*proxies.T, s=area, c=colour, marker="*", edgecolors="black", lw=0.9, zorder=3)
-    axis.set_xticks([])
-    axis.set_yticks([])
+    axis.set(xticks=[], yticks=[])
     axis.set_aspect("equal", adjustable="datalim")
-    for side in axis.spines.values():
-        side.set_visible(True)
-        side.set_color("#bbbbbb")
+    axis.spines[:].set(visible=True, color="#bbbbbb")
 
 
 def class_legend(figure: Any, run: OpenedRun, projected: Map) -> None:
@@ -149,11 +133,8 @@ def class_legend(figure: Any, run: OpenedRun, projected: Map) -> None:
 
     if len(projected.classes) > _MOST_IN_LEGEND:
         return
-    handles, names = [], []
-    for index, label in enumerate(projected.classes.tolist()):
-        style = class_style(index)
-        handles.append(Line2D([], [], ls="none", marker=style["marker"], color=style["color"], markersize=6))
-        names.append(class_name(run, label))
+    names = [class_name(run, label) for label in projected.classes.tolist()]
+    handles = [Line2D([], [], ls="none", **class_style(index), markersize=6) for index in range(len(names))]
     if projected.proxies.size:
         handles.append(Line2D([], [], ls="none", marker="*", color="white", mec="black", markersize=11))
         names.append("proxy")

@@ -10,20 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nearkin.report.figure_style import (
-    PLAIN,
-    RIGHT,
-    STYLE,
-    WRONG,
-    Cell,
-    class_name,
-    new_figure,
-    run_title,
-    save_figure,
-    set_title,
-    shared_title,
-    show_row,
-)
+from nearkin.report import figure_style
+from nearkin.report.figure_style import PLAIN, RIGHT, WRONG, Cell, class_name, run_title, save_figure, show_row
 from nearkin.report.opened_run import CannotDrawError, OpenedRun, open_runs
 from nearkin.report.query_results import SHOWN, Neighbour, QueryResults, retrieve
 from nearkin.runs.folder import RunFolder
@@ -49,13 +37,15 @@ def draw_runs(runs: Sequence[OpenedRun]) -> Any:
     results = [retrieve(run, run.test_sample) for run in runs]
     if len(runs) == 1:
         return _figure({"nearest first": results[0]}, run_title(runs[0]))
-    return _figure({run.label: result for run, result in zip(runs, results, strict=True)}, shared_title(runs))
+    return _figure(
+        {run.label: result for run, result in zip(runs, results, strict=True)}, figure_style.shared_title(runs)
+    )
 
 
 def draw_neighbours(folder: RunFolder) -> Path | None:
     """Write ``neighbours.png`` into a run folder: what some queries find before and after training.
 
-    Returns the file, or None when the run has no test classes or they hold nothing to find.
+    None where the run has no test classes or they hold nothing to find.
     """
     import matplotlib
 
@@ -69,7 +59,7 @@ def draw_neighbours(folder: RunFolder) -> Path | None:
     file = folder.path / "neighbours.png"
     try:
         before = retrieve(run, replace(sample, embeddings=embeddings), untrained.distance)
-        with matplotlib.rc_context(STYLE):
+        with matplotlib.rc_context(figure_style.STYLE):
             figure = _figure({"before training": before, "after training": retrieve(run, sample)}, run_title(run))
             save_figure(figure, file, dpi=110)
     except CannotDrawError:
@@ -85,9 +75,9 @@ def _figure(blocks: Mapping[str, QueryResults], subtitle: str) -> Any:
         raise CannotDrawError("no test class has two images")
     # In a class of five there are four to find: a fifth neighbour would be wrong in any case.
     shown = min(_SHOWN.get(len(blocks), _FEWEST), *first.true[queries].tolist())
-    figure = new_figure(0.98 * (1 + (shown + 0.12) * len(blocks)) + 1.3, 1.16 * len(queries) + 1.1)
+    figure = figure_style.new_figure(0.98 * (1 + (shown + 0.12) * len(blocks)) + 1.3, 1.16 * len(queries) + 1.1)
     title = f"Nearest neighbours among {run.protocol.test_classes}"
-    set_title(figure, f"{title} (green: same class, red and ×: another)", subtitle)
+    figure_style.set_title(figure, f"{title} (green: same class, red and ×: another)", subtitle)
     widths = [1, *len(blocks) * [shown]]
     grid = figure.subplots(len(queries), 1 + len(blocks), width_ratios=widths, squeeze=False)
     for axes, query in zip(grid, queries, strict=True):
@@ -105,9 +95,5 @@ def query_cell(results: QueryResults, query: int) -> Cell:
 
 def hit_cells(run: OpenedRun, neighbours: Sequence[Neighbour]) -> list[Cell]:
     """Hits in green frames, or in red ones with their class."""
-    return [
-        (run.data.images[hit.row], RIGHT, "")
-        if hit.right
-        else (run.data.images[hit.row], WRONG, class_name(run, hit.label, 16))
-        for hit in neighbours
-    ]
+    frames = ((RIGHT, "") if hit.right else (WRONG, class_name(run, hit.label, 16)) for hit in neighbours)
+    return [(run.data.images[hit.row], *frame) for hit, frame in zip(neighbours, frames, strict=True)]

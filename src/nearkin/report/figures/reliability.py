@@ -10,7 +10,7 @@ import numpy as np
 
 from nearkin.evaluation.confidence import Confidence, confidence_among
 from nearkin.report.figure_style import GREY, RUN_COLOURS, STYLE, new_figure, run_title, save_figure, set_title
-from nearkin.report.opened_run import IMAGE_LIMIT, CannotDrawError, NothingToShowError, OpenedRun
+from nearkin.report.opened_run import CannotDrawError, NothingToShowError, OpenedRun
 from nearkin.report.table import counted
 
 
@@ -37,15 +37,14 @@ def reliability_of_run(run: OpenedRun) -> Confidence:
     if run.protocol.test is not None:
         sample = run.test_sample
     elif len(run.protocol.holdout):
-        sample = run.sample(np.union1d(run.protocol.train_rows, run.protocol.holdout), IMAGE_LIMIT)
+        sample = run.sample(np.union1d(run.protocol.train_rows, run.protocol.holdout))
     else:
         raise NothingToShowError("every image of the run trained, so none is left to measure confidences with")
     unseen = np.flatnonzero(~np.isin(sample.rows, run.protocol.train_rows))
     confidence = confidence_among(sample.embeddings.numpy(), sample.labels, unseen, run.trained.encoder.distance)
     if confidence is None:
-        raise CannotDrawError(
-            f"{counted(len(unseen), 'image')} that did not train are too few to learn confidences from"
-        )
+        images = counted(len(unseen), "image")
+        raise CannotDrawError(f"{images} that did not train are too few to learn confidences from")
     return confidence
 
 
@@ -56,13 +55,9 @@ def _figure(confidence: Confidence) -> Any:
     axes.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
     for curve, colour, name in ((confidence.hit, RUN_COLOURS[0], "hits"), (confidence.label, RUN_COLOURS[1], "labels")):
         points = np.array([(100 * bin.confidence, 100 * bin.right) for bin in curve.bins])
-        axes.plot(
-            *points.T,
-            color=colour,
-            marker="o",
-            label=f"{name}: calibration error {curve.calibration_error:.3f}, Brier {curve.brier:.3f} "
-            f"(constant {curve.brier_of_constant:.3f})",
-        )
+        brier = f"Brier {curve.brier:.3f} (constant {curve.brier_of_constant:.3f})"
+        label = f"{name}: calibration error {curve.calibration_error:.3f}, {brier}"
+        axes.plot(*points.T, color=colour, marker="o", label=label)
     axes.set(xlabel="confidence (%)", ylabel="right (%)", xlim=(0, 100), ylim=(0, 100))
     axes.legend(loc="upper left", fontsize=7)
     learned = (

@@ -23,9 +23,8 @@ def draw_run(run: OpenedRun) -> Any:
     sigma = every[np.searchsorted(run.training_classes, projected.classes)]
     scale = circle_scale(projected, sigma)
     figure = new_figure(11.4, 5.9)
-    set_title(
-        figure, "Uncertainty of the proxies", run_title(run), f"{map_words(projected)}; one scale for all circles"
-    )
+    words = f"{map_words(projected)}; one scale for all circles"
+    set_title(figure, "Uncertainty of the proxies", run_title(run), words)
     left, right = figure.subplots(1, 2, width_ratios=(1.7, 1))
     draw_points(left, projected, star=70)
     for index, proxies in enumerate(projected.proxies):
@@ -38,9 +37,7 @@ def draw_run(run: OpenedRun) -> Any:
     left.set_title("Circles of σ̄, 2σ̄ and 3σ̄ around each proxy", fontsize=9)
     similar, means = closeness(run)
     right.scatter(similar, means, s=14, color=RUN_COLOURS[0], alpha=0.7, lw=0)
-    right.set_xlabel("median similarity of a class's images to its proxy")
-    right.set_ylabel("σ̄ of the class")
-    right.set_box_aspect(1)
+    right.set(xlabel="median similarity of a class's images to its proxy", ylabel="σ̄ of the class", box_aspect=1)
     right.grid(True)
     correlation = ""
     if len(means) > 2 and similar.std() and means.std():
@@ -72,9 +69,7 @@ def closeness(run: OpenedRun) -> tuple[NDArray[np.float64], NDArray[np.float64]]
     classes = np.unique(sample.labels)
     unit = l2_normalise(sample.embeddings)
     means = l2_normalise(proxies.of_classes(classes).mean(1))
-    medians = [
-        float((unit[torch.from_numpy(sample.labels == label)] @ means[index]).median())
-        for index, label in enumerate(classes.tolist())
-    ]
+    images = (unit[torch.from_numpy(sample.labels == label)] for label in classes)
+    medians = [float((of_class @ mean).median()) for of_class, mean in zip(images, means, strict=True)]
     sigma = run.uncertainty.mean(1).double().numpy()
     return np.array(medians), sigma[np.searchsorted(run.training_classes, classes)]

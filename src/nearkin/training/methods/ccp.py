@@ -39,8 +39,7 @@ class Ccp(Method):
     Each sub-problem minimises ``loss(batch, proxies) + λ/2 ‖θ − θ*‖²`` over the network θ and K proxies per class. When
     it has converged, θ* becomes the weights of its best evaluation, and new proxies are started from images: of b
     images per class, embedded with the present network, greedy k-centre takes the K that lie farthest from the proxies
-    the sub-problem ended with. So the classes are covered by ever new points instead of proxies that coalesce.
-    Scores dip where a sub-problem begins, so the schedule ``plateau`` then counts from zero.
+    the sub-problem ended with. The schedule ``plateau`` counts from zero in each, as scores dip where it begins.
 
     A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps its own,
     and CCP turns those to the chosen images; ``proxies_per_class`` is then the loss's. Such proxies lie all around the
@@ -49,26 +48,22 @@ class Ccp(Method):
     Args:
         proxies_per_class: K; 8 for CUB and Cars, 4 for SOP and In-shop (section 6.1).
         pool_size: b, images per class to choose from; 12 and 7. With ``b = K`` the choice is random.
-        pool: which crops of these images are embedded: ``"plain"`` are those of evaluations, ``"augmented"`` random
-            ones as a training batch has them (as released).
-        raw_proxies: start proxies from what the projection gives, before it is normalised, and choose them by distances
-            between such vectors (as released). A pair loss normalises them anyway; being longer, they turn more slowly.
-        best_proxies: move away from the proxies of the sub-problem's best evaluation, of which θ* are the weights, and
-            not from those it ended with (as released).
+        pool: embed evaluation crops of these images (``"plain"``), or crops as in training (``"augmented"``, as
+            released).
+        raw_proxies: choose and start proxies from what the projection gives, before it is normalised (as released).
+        best_proxies: move away from the proxies of the sub-problem's best evaluation, not from those it ended with (as
+            released).
         proximal_weight: λ of the proximal term.
         patience: evaluations without improvement after which a sub-problem has converged.
         min_improvement: what counts as an improvement of the score that the protocol selects by.
         steps_per_problem: end every sub-problem after this many steps instead of by its scores.
         problem_share: the same as a share of the whole run, where no number of steps is given.
-        early_stop_patience: evaluations on validation classes without a new best after which the whole training ends;
-            where ``training.early_stop_patience`` is set, that counts instead.
-        warmup_steps: steps of the loss by itself before the first sub-problem. Embeddings of a network that has learned
-            nothing yet nearly coincide, and so would proxies that start from them: each loss whose push outweighs its
-            pull then chases the whole batch away from all of them. Pretrained networks, as in the paper, can do
-            without; in short runs C2 did better with one and a stronger pull.
+        early_stop_patience: evaluations on validation classes without a new best after which the whole training ends,
+            unless ``training.early_stop_patience`` is set.
+        warmup_steps: steps of the loss by itself before the first sub-problem, as embeddings of a network that has
+            learned nothing yet nearly coincide. Pretrained networks can do without.
         warmup_share: the same as a share of the whole run, where no number of steps is given.
-        anchors: ``"proxies"``, or ``"samples"`` for the MNIST study, where the chosen images themselves are embedded
-            in every step.
+        anchors: ``"proxies"``, or ``"samples"`` (MNIST study): the chosen images are embedded in every step.
         as_released: what the authors' code adds to the loss: no pull in the first sub-problem, and a tenth of the loss
             on pairs within the batch.
     """
@@ -92,8 +87,8 @@ class Ccp(Method):
     """The proxies, from :meth:`Method.build` on."""
 
     def __post_init__(self) -> None:
-        for name in ("proxies_per_class", "pool_size", "patience", "early_stop_patience", "steps_per_problem"):
-            check_at_least(1, **{name: getattr(self, name)})
+        counts = ("proxies_per_class", "pool_size", "patience", "early_stop_patience", "steps_per_problem")
+        check_at_least(1, **{name: getattr(self, name) for name in counts})
         check_at_least(0, warmup_steps=self.warmup_steps, proximal_weight=self.proximal_weight)
         if not 0 <= self.warmup_share < 1:
             raise ValueError(f"warmup_share must be at least 0 and below 1, got {self.warmup_share}")
@@ -112,42 +107,33 @@ class Ccp(Method):
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        name, options = recipe.objective.name, recipe.method.options
         super().check(recipe)
-        kind = losses.kind(losses.catalogue()[name])
+        name, options = recipe.objective.name, recipe.method.options
+        kind, ccp = losses.kind(losses.loss_named(name)), cls(**options)
         if kind == "wrapper":
-            raise RecipeError(
-                f"CCP gives a pair loss its proxies as references and cannot give them to {name}, which has references "
-                f"of its own: use the pair loss itself"
-            )
+            raise RecipeError(f"CCP cannot give proxies to {name}, which has references of its own: use the pair loss")
         if name == "vcpa" and recipe.objective.options.get("newton_steps", 10) != 0:
+            raise RecipeError("VCPA's Newton steps would undo CCP's proxies at once: set objective.newton_steps=0")
+        samples, own = ccp.anchors == "samples", "proxies_per_class" in options
+        if kind == "proxy" and (own or samples or ccp.as_released or ccp.raw_proxies):
             raise RecipeError(
-                "VCPA's Newton steps set its proxies from the batch, so CCP's would be lost in one step: "
-                "set objective.newton_steps=0, or use another loss"
+                f"{name} owns its proxies: set objective.proxies_per_class, and leave out method.proxies_per_class, "
+                f"anchors, as_released and raw_proxies, each of which needs a pair loss"
             )
-        if kind == "proxy" and "proxies_per_class" in options:
-            raise RecipeError(f"{name} owns its proxies: set objective.proxies_per_class, not method.proxies_per_class")
-        samples = options.get("anchors") == "samples"
-        for option, given in (("anchors", samples), *((o, options.get(o)) for o in ("as_released", "raw_proxies"))):
-            if given and kind == "proxy":
-                raise RecipeError(f"method.{option} needs a pair loss; {name} has proxies of its own: leave it out")
-        for option in ("raw_proxies", "best_proxies"):
-            if options.get(option) and samples:
-                raise RecipeError(f"method.{option} is about proxies, and with method.anchors=samples there are none")
-        steps = [option for option in ("steps_per_problem", "problem_share") if options.get(option) is not None]
-        if options.get("best_proxies") and steps:
-            raise RecipeError(f"method.best_proxies needs sub-problems that end by scores: leave out method.{steps[0]}")
-        if options.get("pool_size", 12) < options.get("proxies_per_class", 8) and kind == "pair":
+        if samples and (ccp.raw_proxies or ccp.best_proxies):
+            raise RecipeError("method.raw_proxies and method.best_proxies need method.anchors=proxies")
+        if ccp.best_proxies and not ccp._ends_by_scores:
+            raise RecipeError("method.best_proxies needs sub-problems that end by scores, not after a number of steps")
+        if kind == "pair" and ccp.pool_size < ccp.proxies_per_class:
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
-        if not steps:
+        if ccp._ends_by_scores:
             if recipe.protocol.name == "everything":
                 raise RecipeError(_NO_SCORES.format("where every class trains there are none"))
-            patience, plateau = options.get("patience", 3), recipe.training.lr_decay_every
-            if recipe.training.schedule == "plateau" and plateau >= patience:
+            if recipe.training.schedule == "plateau" and recipe.training.lr_decay_every >= ccp.patience:
                 raise RecipeError(
-                    f"the plateau schedule starts again in every sub-problem of CCP, which ends after method.patience "
-                    f"({patience}) evaluations without improvement, so that with training.lr_decay_every={plateau} the "
-                    f"rate would never fall: raise method.patience above that, or set training.schedule=constant"
+                    f"the plateau schedule starts again in every sub-problem of CCP, which ends before it lowers the "
+                    f"rate: raise method.patience ({ccp.patience}) above training.lr_decay_every "
+                    f"({recipe.training.lr_decay_every}), or set training.schedule=constant"
                 )
             refuse_test_scores(recipe.protocol, "CCP would end its sub-problems", instead=_INSTEAD)
 
@@ -195,23 +181,23 @@ class Ccp(Method):
 
     def after_evaluation(self, state: TrainingState, scores: dict[str, float]) -> bool:
         score = scores.get(state.protocol.select_by, math.nan)
-        if self._ends_by_scores and self.problem > 0:
-            # A score that is not a number compares as no improvement.
-            if score > self.problem_best + self.min_improvement or self._best_weights is None:
-                self.problem_best = score if not math.isnan(score) else -math.inf
-                self.without_improvement = 0
-                self._best_weights = [p.detach().clone() for p in state.weights]
-                if self.best_proxies:
-                    self._best_proxies = self.bank.whole().detach().clone()
-            else:
-                self.without_improvement += 1
-            if self.without_improvement >= self.patience:
-                self._begin_problem(state)
+        if not self._ends_by_scores or self.problem == 0:
+            return False
+        # A score that is not a number compares as no improvement.
+        if score > self.problem_best + self.min_improvement or self._best_weights is None:
+            self.problem_best = score if not math.isnan(score) else -math.inf
+            self.without_improvement = 0
+            self._best_weights = [p.detach().clone() for p in state.weights]
+            if self.best_proxies:
+                self._best_proxies = self.bank.whole().detach().clone()
+        else:
+            self.without_improvement += 1
+        if self.without_improvement >= self.patience:
+            self._begin_problem(state)
         return False
 
     @property
     def _ends_by_scores(self) -> bool:
-        """Whether evaluations say when a sub-problem has converged, and not a number of steps."""
         return self.steps_per_problem is None and self.problem_share is None
 
     def _problem_steps(self, state: TrainingState) -> int:
@@ -234,15 +220,16 @@ class Ccp(Method):
     @torch.no_grad()
     def _restart_proxies(self, state: TrainingState, *, first: bool) -> None:
         bank, seed = self.bank, state.recipe.training.seed
-        rows, valid = self._draw_pool(state.labels, bank.classes, seed)
+        rows, drawn = self._draw_pool(state.labels, bank.classes, seed)
         encoder = state.encoder.without_normalisation() if self.raw_proxies else None
         augmented = None if self.pool == "plain" else lambda index: generator(seed, 2, self.problem, index)
         pool = state.train_set.embed(rows.ravel(), encoder=encoder, augmented=augmented).view(*rows.shape, -1)
+        valid = torch.from_numpy(drawn).to(pool.device)
         if not self._feeds_references:
             # Started from images as they are, every proxy would be near every image.
-            pool = normalise(pool - pool[torch.from_numpy(valid).to(pool.device)].mean(dim=0), "l2")
+            pool = normalise(pool - pool[valid].mean(dim=0), "l2")
         held = None if first else self._present(state, bank)
-        picks = greedy_k_center(pool, held, bank.per_class, valid=torch.from_numpy(valid).to(pool.device))
+        picks = greedy_k_center(pool, held, bank.per_class, valid=valid)
         chosen = pool.gather(1, picks.unsqueeze(2).expand(-1, -1, pool.shape[2]))
         if not self._feeds_references:
             # They are compared by angle: their length only decides how far a step turns them, and stays as it is.
@@ -278,7 +265,7 @@ class Ccp(Method):
     def state_dict(self) -> dict[str, Any]:
         return {
             "bank": self.bank.state_dict() if self._feeds_references else None,
-            "reference": self._reference.state_dict(),
+            "reference": self._reference.centre,
             "best_weights": self._best_weights,
             "best_proxies": self._best_proxies,
             "anchor_rows": torch.from_numpy(self._anchor_rows),
@@ -288,11 +275,9 @@ class Ccp(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state["bank"] is not None:
             self.bank.load_state_dict(state["bank"])
-        device = self.bank.vectors.device
-        self._reference.load_state_dict(state["reference"])
-        weights = state["best_weights"]
+        device, weights, proxies = self.bank.vectors.device, state["best_weights"], state["best_proxies"]
+        self._reference.centre = state["reference"]
         self._best_weights = None if weights is None else [w.to(device) for w in weights]
-        proxies = state["best_proxies"]
         self._best_proxies = None if proxies is None else proxies.to(device)
         self._anchor_rows = state["anchor_rows"].numpy()
         for name in _KEPT:

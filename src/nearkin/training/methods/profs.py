@@ -29,17 +29,15 @@ class Profs(Method):
     r"""Projections onto feasible sets (Can et al., PROFS, algorithm 1).
 
     For M steps one and the same image of each class represents it, and the network is trained to put the other images
-    near the representative of their class and far from those of the others: an approximate projection of the weights
-    onto the set that satisfies these constraints, so a term :math:`\frac{\lambda}{2}\lVert\theta-\theta^{(k)}\rVert^2`
-    holds them near :math:`\theta^{(k)}`, the weights when the representatives were drawn. Then others are drawn. With
-    M = 1 this is the sampling of N-pair training, with an endless M it is training with proxies that are images.
+    near the representative of their class and far from those of the others. A term
+    :math:`\frac{\lambda}{2}\lVert\theta-\theta^{(k)}\rVert^2` holds it near :math:`\theta^{(k)}`, the weights when the
+    representatives were drawn. Then others are drawn. With M = 1 this is the sampling of N-pair training.
 
     Batches come from :class:`~nearkin.samplers.class_representatives.ClassRepresentativeSampler`:
     ``training.batch_size`` and ``training.images_per_class`` apply to them, ``training.sampler`` has no say.
 
     A pair loss sees only pairs that contain a representative (:func:`representative_loss`). A cross-batch memory adds
-    its memory term to that, over the whole batch. A loss that has proxies gets the whole batch: the method then changes
-    the batches, which matters with hard negative classes, and adds the pull.
+    its memory term to that, over the whole batch. A loss that has proxies gets the whole batch.
 
     Args:
         steps_per_projection: M; None for ``ceil(occurrences · I · C / B)``, 0 for one endless projection.
@@ -72,9 +70,8 @@ class Profs(Method):
         batch, images = recipe.training.batch_size, recipe.training.images_per_class
         if images < 2 or batch % images or batch < 2 * images:
             raise RecipeError(
-                f"PROFS needs a representative and an example of at least two classes in a batch: "
-                f"training.images_per_class ({images}) must be at least 2, and training.batch_size ({batch}) a "
-                f"multiple of it, at least twice as large"
+                f"PROFS needs two images of two classes in a batch: training.images_per_class ({images}) must be "
+                f"at least 2, and training.batch_size ({batch}) a multiple of it, at least twice as large"
             )
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
@@ -123,10 +120,10 @@ class Profs(Method):
         self.events = [*self.events[1 - _EVENTS_KEPT :], event]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reference": self._reference.state_dict(), "events": self.events}
+        return {"reference": self._reference.centre, "events": self.events}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._reference.load_state_dict(state["reference"])
+        self._reference.centre = state["reference"]
         self.events = list(state["events"])
 
 
@@ -135,11 +132,10 @@ def representative_loss(
 ) -> Tensor:
     """A pair loss over the pairs of a batch that contain a representative: its first ``num_representatives`` rows.
 
-    Representatives are the anchors, compared with every other row of the batch, other representatives included:
-    equation (4.6) within a batch, and the lifted structure loss without its terms between two examples. A loss whose
-    ``representatives`` are ``"positives"`` (N-pair, angular) is anchored at the examples instead, and its positives and
-    negatives are representatives. Where they are ``"balanced anchors"`` (contrastive, triplet, margin) ``hard_pairs``
-    keeps, of a representative's negative pairs, as many as it has positive ones: those at the smallest distance.
+    Representatives are the anchors, compared with every other row of the batch: equation (4.6) within a batch. A loss
+    whose ``representatives`` are ``"positives"`` (N-pair, angular) is anchored at the examples instead, and its
+    positives and negatives are representatives. Where they are ``"balanced anchors"`` (contrastive, triplet, margin)
+    ``hard_pairs`` keeps, of a representative's negative pairs, as many as it has positive ones: the nearest.
 
     Args:
         loss: any pair loss.

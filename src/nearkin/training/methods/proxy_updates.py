@@ -41,7 +41,6 @@ class ProxyUpdates(Method):
     order: Literal["first", "second"] = "first"
     damping: float = 1e-3
     bank: ProxyBank = field(init=False, repr=False)
-    """The proxies of the loss, from :meth:`Method.build` on."""
 
     def __post_init__(self) -> None:
         check_at_least(1, updates=self.updates)
@@ -69,8 +68,7 @@ class ProxyUpdates(Method):
 
     def _first_order(self, state: TrainingState, embeddings: Tensor, labels: Tensor) -> None:
         rate = next(group["lr"] for group in state.optimiser.param_groups if group["name"] == "proxies")
-        for group in self._optimiser.param_groups:
-            group |= {"lr": rate, "weight_decay": state.recipe.training.weight_decay}
+        self._optimiser.param_groups[0] |= {"lr": rate, "weight_decay": state.recipe.training.weight_decay}
         for _ in range(self.updates - 1):
             self._optimiser.zero_grad(set_to_none=True)
             state.objective(embeddings, labels).backward()
@@ -98,22 +96,18 @@ class ProxyUpdates(Method):
             objective.bank.vectors.copy_(proxies)
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "optimiser": self._moments(
-                self._optimiser.state_dict(), lambda local: gather_rows(local, self.bank.classes)
-            )
-        }
+        return {"optimiser": _moments(self._optimiser.state_dict(), lambda own: gather_rows(own, self.bank.classes))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         local = self.bank.local
-        self._optimiser.load_state_dict(
-            self._moments(state["optimiser"], lambda whole: whole[local.start : local.stop].clone())
-        )
+        moments = _moments(state["optimiser"], lambda whole: whole[local.start : local.stop].clone())
+        self._optimiser.load_state_dict(moments)
 
-    def _moments(self, saved: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-        """An optimiser's state with what it keeps for every class changed: all ranks' gathered, or the local ones."""
-        state = {
-            number: {key: change(value) if value.ndim else value for key, value in kept.items()}
-            for number, kept in saved["state"].items()
-        }
-        return {**saved, "state": state}
+
+def _moments(saved: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+    """An optimiser's state with what it keeps for every class changed: all ranks' gathered, or the local ones."""
+    state = {
+        number: {key: change(value) if value.ndim else value for key, value in kept.items()}
+        for number, kept in saved["state"].items()
+    }
+    return {**saved, "state": state}
