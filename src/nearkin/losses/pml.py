@@ -20,6 +20,7 @@ PREFIX = "pml:"
 TWO_VIEWS = "it compares two views of each image, and a batch has one"
 REFUSED = {
     "CrossBatchMemory": "use objective.name=cross_batch_memory, whose memory is part of a checkpoint",
+    "DynamicSoftMarginLoss": "its histogram keeps the graph of the step before, so that a second step fails",
     "ManifoldLoss": "it takes no labels",
     "MultipleLosses": "it is made of other losses",
     "SelfSupervisedLoss": TWO_VIEWS,
@@ -29,8 +30,6 @@ SIZES = {"num_classes": "num_classes", "embedding_size": "dim", "descriptors_dim
 """What the library calls the sizes that the data and the encoder decide."""
 OBJECTS = ("reducer", "distance", "collect_stats", "mat_based_loss", "weight_init_func")
 """Arguments that are objects, which a recipe cannot hold, as those of regularisers are."""
-RUNNING = ("hist_",)
-"""Plain attributes in which the library keeps what a resumed run needs."""
 
 
 class PmlLoss(nn.Module):
@@ -66,18 +65,12 @@ class PmlLoss(nn.Module):
             value: Tensor = self.loss(embeddings, labels, chosen)
         return value
 
-    def get_extra_state(self) -> dict[str, Tensor]:
-        return {name: getattr(self.loss, name) for name in RUNNING if hasattr(self.loss, name)}
-
-    def set_extra_state(self, state: dict[str, Tensor]) -> None:
-        for name, value in state.items():
-            setattr(self.loss, name, value)
-
 
 @functools.cache
 def pml_loss(name: str) -> type[PmlLoss]:
     """The loss ``pml:NAME`` as a class whose keyword-only arguments are its options.
 
+    >>> import torch
     >>> loss = pml_loss("pml:CircleLoss")(num_classes=4, dim=8, m=0.3)
     >>> loss(torch.eye(4, 8), torch.tensor([0, 0, 1, 1])).item() > 0
     True
