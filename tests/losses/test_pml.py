@@ -72,7 +72,7 @@ def test_what_cannot_be_is_refused_by_name(objective, word):
 
 
 def test_methods_that_need_pairs_are_refused():
-    with pytest.raises(RecipeError, match="method.name=plain"):
+    with pytest.raises(RecipeError, match=r"method\.name=plain"):
         validate(load_recipe({"objective": {"name": "pml:CircleLoss"}, "method": {"name": "ccp"}}))
 
 
