@@ -79,7 +79,8 @@ def train(
     from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import final_folder, run, train_final
-    from nearkin.training.observers import ConsoleObserver, TensorBoardObserver
+    from nearkin.training.observers import ConsoleObserver
+    from nearkin.training.trackers import trackers
 
     progress, drawn = progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
@@ -88,8 +89,9 @@ def train(
             raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
         if finish:
             raise RecipeError("--finish ends a run given by its folder: leave out --final")
-        folder = RunFolder(output or final_folder(final))
+        recipe, folder = RunFolder.existing(final).recipe(), RunFolder(output or final_folder(final))
         with ConsoleObserver(progress) as bar:
+            bar.others += trackers(recipe, folder.path)
             scores = train_final(
                 final,
                 bar,
@@ -101,7 +103,6 @@ def train(
                 progress=bar.decoding,
                 announce=announce,
             )
-        recipe = RunFolder(final).recipe()
     else:
         if (resume or finish) and arguments and RunFolder(arguments[0]).is_begun:
             begun = RunFolder(arguments[0])
@@ -112,8 +113,7 @@ def train(
         recipe = options.recipe_from(arguments, data, given, progress)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
-            if recipe.training.tensorboard and is_first():
-                bar.others.append(TensorBoardObserver(folder.path))
+            bar.others += trackers(recipe, folder.path)
             scores = run(
                 recipe,
                 folder,

@@ -298,8 +298,10 @@ class TrainingSection:
     """Images embedded at a time; default: 256, on a CPU as many as have the pixels of 32 images of 224 × 224."""
     checkpoint_minutes: NonNegative = 5.0
     """A checkpoint is written at every evaluation, and at least this often."""
-    tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (extra ``tensorboard``)."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Libraries that get the recipe, losses and scores (extras of the same names), as their environment variables say.
+    ``tensorboard`` and ``wandb`` write into the run's folder, ``mlflow`` into ``mlflow.db`` next to it, which the runs
+    there share: ``mlflow ui --backend-store-uri sqlite:///runs/mlflow.db``."""
 
 
 @dataclass(frozen=True)
@@ -436,7 +438,7 @@ def _flatten_part(part: dict[str, Any]) -> dict[str, Any]:
 INDIFFERENT = (
     "training.device",
     "training.checkpoint_minutes",
-    "training.tensorboard",
+    "training.track",
     "training.micro_batch",
     "training.cuda_graphs",
     "data.root",

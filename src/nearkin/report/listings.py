@@ -175,7 +175,9 @@ def values_of(hint: Any) -> str:
         case typing.Literal:
             return ", ".join(inner)
         case builtins.tuple:
-            return f"list of {values_of(inner[0])}s" if Ellipsis in typing.get_args(hint) else "two numbers"
+            if Ellipsis not in typing.get_args(hint):
+                return "two numbers"
+            return f"list of {values_of(inner[0])}{'' if typing.get_origin(inner[0]) is typing.Literal else 's'}"
         case types.UnionType | typing.Union:
             return " or ".join(map(values_of, inner))
     return "keys and values"

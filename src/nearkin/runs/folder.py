@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -165,6 +166,7 @@ WRITTEN = (
     *RESULTS,
     *("environment.json", "split.csv", "evaluations.csv", "events.json"),
     *("checkpoints/last.pt", "checkpoints/best-[0-9]*.pt", "tensorboard/events.out.tfevents.*"),
+    *("wandb-id.txt", "mlflow-id.txt", "wandb/latest-run", "wandb/debug*.log", "wandb/run-*", "wandb/offline-run-*"),
     *("neighbours.png", "report.html", "moments.npz", "test_embeddings-*.npy"),
     *(f"plots/{name}.{kind}" for name in plot_names() for kind in PLOT_FORMATS),
     *("study.json", "output.log", "recipe.yaml"),
@@ -217,7 +219,10 @@ class RunFolder(TrainingFolder):
     def _remove(self, patterns: Iterable[str]) -> None:
         if is_first():
             for file in [file for pattern in patterns for file in self.path.glob(pattern)]:
-                file.unlink(missing_ok=True)
+                if file.is_dir() and not file.is_symlink():
+                    shutil.rmtree(file)
+                else:
+                    file.unlink(missing_ok=True)
 
     def check_same_recipe(self, recipe: Recipe, *, may_differ: Collection[str] = ()) -> dict[str, str]:
         """Refuse to continue a run with another recipe than it was begun with.
