@@ -173,7 +173,7 @@ def rank(
             else:
                 found(rows, indices[ranked], similarities[ranked])
 
-    with workers(queries.is_cuda) as each:
+    with workers(not queries.is_cuda) as each:
         for _ in each(work, search.blocks(deepest[order])):
             pass
 
@@ -700,23 +700,25 @@ def in_8_bits(dim: int) -> bool:
 
 
 @contextmanager
-def workers(on_gpu: bool = False) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A function like ``map`` whose calls run in parallel on a CPU, with one thread each.
+def workers(parallel: bool = True) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A function like ``map`` whose calls run in parallel, with one thread each, unless they should not.
 
     That way the many small operations next to the products share the cores, too.
     """
-    threads = 1 if torch is None else min(torch.get_num_threads(), _MOST_WORKERS)
-    if on_gpu or threads == 1:
+    if torch is None:
         yield map
         return
     from nearkin.numerics import tf32
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        with tf32(False):
+    threads = torch.get_num_threads()
+    with tf32(False):
+        if threads == 1 or not parallel:
+            yield map
+            return
+        torch.set_num_threads(1)
+        pool = ThreadPoolExecutor(min(threads, _MOST_WORKERS), initializer=torch.set_num_threads, initargs=(1,))
+        try:
             yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)
