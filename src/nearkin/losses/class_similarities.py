@@ -5,6 +5,7 @@ This is the only place where proxy losses are tuned for speed. A formula on top 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -126,7 +127,7 @@ class _ClassSimilarities(Function):
                 return _differentiable_backward(embeddings, vectors, how, gradient, spread_gradient)
             if per_class == 1:
                 kept = _split(kept[0], block, 1)
-            embeddings_gradient, along_embeddings, rows_gradient = None, None, torch.empty_like(rows)
+            products, along_embeddings, rows_gradient = [], [], torch.empty_like(rows)
             blocks = (_split(x, block * per_class) for x in (rows, lengths, rows_gradient))
             slopes_of_blocks = _split(gradient, block, 1)
             for number, (part, length, part_gradient) in enumerate(zip(*blocks, strict=True)):
@@ -136,21 +137,17 @@ class _ClassSimilarities(Function):
                     slopes = _slopes(lambda x: _combined(x, how, per_class), cosines, slopes)
                 along = slopes * cosines
                 slopes = (slopes / norms).div_(length)
-                product, sums = fast_linear(slopes, part.T), along.sum(1, keepdim=True)
-                if embeddings_gradient is None:
-                    embeddings_gradient, along_embeddings = product, sums
-                else:
-                    embeddings_gradient += product
-                    along_embeddings += sums
+                products.append(fast_linear(slopes, part.T))
+                along_embeddings.append(along.sum(1, keepdim=True))
                 along_part = along.sum(0).div_(length).div_(length).unsqueeze(1)
                 torch.addcmul(fast_linear(slopes.T, embeddings.T), part, along_part, value=-1.0, out=part_gradient)
                 if how.with_spread:
                     proxies = part.view(-1, per_class, part.shape[1])
-                    share, products = spread_gradient * (len(part) / len(rows)), torch.bmm(proxies, proxies.mT)
-                    slopes = _slopes(lambda x: _spread(x, dim=proxies.shape[2]), products, share)
+                    share = spread_gradient * (len(part) / len(rows))
+                    slopes = _slopes(lambda x: _spread(x, dim=rows.shape[1]), torch.bmm(proxies, proxies.mT), share)
                     part_gradient.view_as(proxies).baddbmm_(slopes + slopes.mT, proxies)
-            along_embeddings.div_(norms).div_(norms)
-            embeddings_gradient.addcmul_(embeddings, along_embeddings, value=-1.0)
+            embeddings_gradient, along = (functools.reduce(torch.add, terms) for terms in (products, along_embeddings))
+            embeddings_gradient.addcmul_(embeddings, along.div_(norms).div_(norms), value=-1.0)
         return embeddings_gradient, rows_gradient.view(vectors.shape), None, None
 
 
@@ -184,4 +181,5 @@ def _split(x: Tensor, size: int, dim: int = 0) -> Sequence[Tensor]:
 
 
 def _lengths(rows: Tensor) -> Tensor:
-    return torch.linalg.vector_norm(rows, dim=1).clamp_min_(NORM_FLOOR)
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths.clamp_min_(NORM_FLOOR)
