@@ -163,7 +163,7 @@ def rank(
             rankings = indices[ranked], similarities[ranked]
             found(rows, *(_without(*rankings, rows) if exclude_self else rankings))
 
-    with workers(not queries.is_cuda) as each:
+    with workers() as each:
         for _ in each(work, search.blocks(deepest[order])):
             pass
 
@@ -235,7 +235,7 @@ class _Search:
         while (start := stop) < len(depth):
             most = min(_QUERIES, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
             if self.queries.is_cuda:
-                most = BLOCK_BYTES // (2 * len(self.rows))
+                most = _gpu_block_bytes(self.rows.device) // (8 * len(self.rows))
             stop = min(start + max(1, most), len(depth))
             blocks.append(slice(start, stop))
         return blocks
@@ -270,7 +270,7 @@ class _Search:
         unit = float(1 << _TRUSTED_BITS)
         return indices, np.round((1.0 - gaps) * unit) / unit + 0.0
 
-    def _gaps(self, products: Any, query: Any, columns: Any) -> Any:
+    def _gaps(self, products: Floats, query: Floats | None, columns: Ints) -> Floats:
         """How far references are, from products in float64: 1 − cosine, or the squared distance; overwrites them."""
         if self.squares is None:
             products *= -1.0
@@ -279,14 +279,24 @@ class _Search:
             products *= -2.0
             products += self.squares[columns]
             products += query
-        return products.clamp_min_(0.0) if self.queries.is_cuda else np.maximum(products, 0.0, out=products)
+        return np.maximum(products, 0.0, out=products)
 
     def _nearest_on_gpu(self, query: Any, places: int) -> tuple[Ints, Floats]:
-        gaps = self._gaps(query @ self.rows.T, (query * query).sum(1)[:, None], slice(None))
-        near = gaps.topk(min(places + _BEYOND, len(self.rows)), dim=1, largest=False)
-        if self._cut_short(query, near.values.cpu().numpy(), places):
-            near = gaps.sort(dim=1)
-        return near.indices.cpu().numpy(), near.values.cpu().numpy()
+        # What orders the references is computed in one pass, and made a gap only for the nearest.
+        closeness = query @ self.rows.T
+        if self.squares is not None:
+            closeness = torch.addmm(self.squares, query, self.rows.T, alpha=-2.0).neg_()
+        near = closeness.topk(min(places + _BEYOND, len(self.rows)), dim=1)
+        gaps = self._gaps_on_gpu(near.values, query)
+        if self._cut_short(query, gaps, places):
+            near = closeness.sort(dim=1, descending=True)
+            gaps = self._gaps_on_gpu(near.values, query)
+        return near.indices.cpu().numpy(), gaps
+
+    def _gaps_on_gpu(self, closeness: Any, query: Any) -> Floats:
+        own = 1.0 if self.squares is None else (query * query).sum(1)[:, None]
+        gaps: Floats = (own - closeness).clamp_min_(0.0).cpu().numpy()
+        return gaps
 
     def _nearest_on_cpu(self, query: Floats, proposed: list[tuple[Ints, Ints]], places: int) -> tuple[Ints, Floats]:
         squares = None if self.squares is None else (query * query).sum(1)
@@ -381,6 +391,12 @@ class _Search:
                 dropped = 52 - _TRUSTED_BITS
                 parts.append((tree_sum((x - y) ** 2).view(np.int64) + (1 << (dropped - 1))) >> dropped)
         return np.concatenate(parts)
+
+
+def _gpu_block_bytes(device: Any) -> int:
+    """Memory for the products of a block of queries, of which each worker has one."""
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return min(2**30, free // (3 * _MOST_WORKERS))
 
 
 def _tiles(x: Any) -> Iterator[Any]:
