@@ -270,7 +270,7 @@ class _Search:
         unit = float(1 << _TRUSTED_BITS)
         return indices, np.round((1.0 - gaps) * unit) / unit + 0.0
 
-    def _gaps(self, products: Floats, query: Floats | None, columns: Ints) -> Floats:
+    def _gaps(self, products: Any, query: Any, columns: Any) -> Floats:
         """How far references are, from products in float64: 1 − cosine, or the squared distance; overwrites them."""
         if self.squares is None:
             products *= -1.0
@@ -279,7 +279,8 @@ class _Search:
             products *= -2.0
             products += self.squares[columns]
             products += query
-        return np.maximum(products, 0.0, out=products)
+        gaps: Floats = np.maximum(products, 0.0, out=products)
+        return gaps
 
     def _nearest_on_gpu(self, query: Any, places: int) -> tuple[Ints, Floats]:
         # What orders the references is computed in one pass, and made a gap only for the nearest.
