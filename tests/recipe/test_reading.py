@@ -57,7 +57,6 @@ def test_another_objective_drops_the_options_of_the_first():
         ({"objective": {"name": "mpa", "weighting": {"hardnes": 1}}}, [], "did you mean 'hardness'"),
         ({"objective": {"name": "mpa", "weighting": {"name": "iso"}}}, [], "unknown objective.weighting 'iso'"),
         ({"objective": {"name": "mpa", "weighting": {"nmae": "isa"}}}, [], "did you mean 'name'"),
-        ({"objective": {"name": "vcpa", "generator": 3}}, [], "cannot be set from a recipe"),
         ({"method": {"name": "plane"}}, [], "did you mean 'plain'"),
         ({}, ["training.sampler=balanced", "training.batch_size=10"], "multiple of training.images_per_class"),
         ({}, ["training.optimiser=rmsprop"], "one of adamw, adam, sgd"),

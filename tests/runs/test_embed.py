@@ -42,7 +42,7 @@ def test_too_little_room_is_noticed_before_embedding(trained, photos, tmp_path, 
 
 def test_nothing_readable(trained, tmp_path):
     (tmp_path / "x.jpg").write_text("no image")
-    with pytest.raises(DataError, match=r"none of the 1 images of 'x.jpg' can be read:\n.*x.jpg: not an image"):
+    with pytest.raises(DataError, match=r"1 of the 1 images of 'x.jpg' cannot be read:\n.*x.jpg: not an image"):
         embed_files(trained, tmp_path / "x.jpg", tmp_path / "e.npz")
 
 

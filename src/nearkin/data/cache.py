@@ -249,10 +249,11 @@ def _readable_rows(
     rows = [row for row, path in enumerate(paths) if path not in unreadable]
     lost = len(paths) - len(rows)
     if lost and (not rows or lost / len(paths) >= tolerance):
+        listed = some_of([str(error) for error in unreadable.values()], most=20)
+        remedy = f", or raise data.unreadable_tolerance ({tolerance:g}; from Python tolerance)" if rows else ""
         raise DataError(
-            f"{lost:,} of the {len(paths):,} images of {table.name!r} cannot be read; fewer than {tolerance:.2%} would "
-            f"be left out:\n{some_of([str(error) for error in unreadable.values()], most=20)}\n"
-            "Repair or remove these files, or raise data.unreadable_tolerance (from Python tolerance)."
+            f"{lost:,} of the {len(paths):,} images of {table.name!r} cannot be read:\n{listed}\n"
+            f"Repair or remove these files{remedy}."
         )
     return rows
 

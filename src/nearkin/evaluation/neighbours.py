@@ -1,18 +1,13 @@
 """Exact nearest neighbours, for scores, searches, confidences and maps.
 
 **The order.** A reference is nearer if its cosine with the query is larger, or its squared distance smaller. Both are
-computed in float64 by single operations in a fixed order, which every processor rounds alike, and then rounded to 44
-bits. Equal references are ordered by index. So a ranking is the same on every machine and device.
+computed in float64 in a fixed order, which every processor rounds alike, and then rounded to 44 bits. Equal references
+are ordered by index. So a ranking is the same on every machine and device.
 
-**How it is found.** For a block of queries:
-
-1. Products of 8-bit copies, or of float32 ones where the processor has no exact 8-bit product, propose every reference
-   that could be among the first k. The error of such a product is bounded, so that nothing is missed (:func:`propose`).
-2. Proposed references are compared by products in float64.
-3. What float64 leaves too close to call is compared by the definition.
-
-On a GPU the products of everything are in float64, and step 1 falls away. Copies of a vector are ranked once. Torch
-computes the products where it is installed; without it NumPy does.
+**How it is found.** Products of 8-bit copies, or of float32 ones where the processor has no exact 8-bit product,
+propose every reference that could be among the first k: their error is bounded (:func:`propose`). Proposed references
+are compared by products in float64, and what those leave too close to call by the definition. On a GPU everything is
+compared in float64 at once. Copies of a vector are ranked once. Without torch, NumPy computes the products.
 """
 
 from __future__ import annotations
@@ -46,8 +41,9 @@ Singles = NDArray[np.float32]
 Found = Callable[[Ints, Ints, Floats], None]
 """Called with queries ``[B]``, what they find ``[B, L]``, nearest first, and how similar that is ``[B, L]``."""
 
-BLOCK_BYTES = 256 * 2**20
-"""Memory for a block of queries, next to the vectors, an 8-bit and a float64 copy of them."""
+BLOCK_BYTES = 96 * 2**20
+"""Memory for a block of queries, next to the vectors and two copies of them. Larger arrays would go back to the system
+after each block, and getting them again costs a tenth of the time."""
 _QUERIES, _TILE = 512, 1024
 """Queries and references of one product: their products stay in the processor's cache."""
 _SAMPLE = 4096
@@ -62,8 +58,8 @@ _BEYOND = 32
 """Places beyond the k-th that are kept, among which there is usually one that is clearly farther."""
 _MOST_WORKERS = 16
 
-# Float64 carries 52 bits; the last eight are left to rounding in normalisation and sums.
 _TRUSTED_BITS = 44
+"""Float64 carries 52; the last eight are left to rounding in normalisation and sums."""
 _ROUNDING = 2.0**-20
 """A few float32 operations make an error of at most this share."""
 _LEVELS = 127
@@ -100,18 +96,15 @@ def nearest(
         [1.0, 0.7071]
     """
     check_distance(distance)
-    query_rows = as_vectors(queries, "queries")
-    gallery_rows = query_rows if gallery is None else as_gallery(gallery, query_rows)
+    asked = as_vectors(queries, "queries")
+    references = asked if gallery is None else as_gallery(gallery, asked)
     without_self = gallery is None if exclude_self is None else exclude_self
-    if without_self and len(gallery_rows) != len(query_rows):
-        raise ValueError(
-            f"exclude_self needs as many gallery rows as queries ({len(query_rows)}), got {len(gallery_rows)}"
-        )
-    k, available = as_count(k, "k"), len(gallery_rows) - int(without_self)
+    if without_self and len(references) != len(asked):
+        raise ValueError(f"exclude_self needs as many gallery rows as queries ({len(asked)}), got {len(references)}")
+    k, available = as_count(k, "k"), len(references) - int(without_self)
     if k > available:
         raise ValueError(f"k must be at most {available}, the rows each query can find, got {k}")
-    indices = np.empty((len(query_rows), k), dtype=np.int64)
-    similarities = np.empty((len(query_rows), k))
+    indices, similarities = np.empty((len(asked), k), dtype=np.int64), np.empty((len(asked), k))
     done, lock = 0, threading.Lock()
 
     def found(rows: Ints, order: Ints, similar: Floats) -> None:
@@ -122,8 +115,7 @@ def nearest(
                 done += len(rows)
                 progress(done)
 
-    depth = np.full(len(query_rows), k)
-    rank(query_rows, gallery_rows, depth, found, distance=distance, exclude_self=without_self)
+    rank(asked, references, np.full(len(asked), k), found, distance=distance, exclude_self=without_self)
     if not is_tensor(queries):
         return indices, similarities
     return tuple(torch.from_numpy(each).to(queries.device) for each in (indices, similarities))
@@ -168,12 +160,10 @@ def rank(
         which = np.repeat(np.arange(len(some)), sizes[block])
         for start in range(0, len(copies), _QUERIES):
             rows, ranked = copies[start : start + _QUERIES], which[start : start + _QUERIES]
-            if exclude_self:
-                found(rows, *_without(indices[ranked], similarities[ranked], rows))
-            else:
-                found(rows, indices[ranked], similarities[ranked])
+            rankings = indices[ranked], similarities[ranked]
+            found(rows, *(_without(*rankings, rows) if exclude_self else rankings))
 
-    with workers(queries.is_cuda) as each:
+    with workers() as each:
         for _ in each(work, search.blocks(deepest[order])):
             pass
 
@@ -198,7 +188,7 @@ class _Search:
         self.queries, self.references, self.distance = queries, references, distance
         self.copies = _Copies.of(references, classes)
         self.together = queries is references
-        largest = max(_largest(queries), _largest(references)) if distance == "euclidean" else 1.0
+        largest = max(queries.largest(), references.largest()) if distance == "euclidean" else 1.0
         self.factor = math.ldexp(1.0, -max(math.frexp(largest)[1], -1000))
         """A power of two keeps every value exact and squares within range."""
         kept = self.copies.kept
@@ -208,17 +198,14 @@ class _Search:
             self.squares = self.rows.square().sum(1) if distance == "euclidean" else None
             return
         self.rows = np.empty((len(kept), references.dim))
-        coded: list[Coded] = [None] * -(-len(kept) // _TILE)  # type: ignore[list-item]
 
-        def prepare(tile: int) -> None:
-            part = slice(tile * _TILE, (tile + 1) * _TILE)
+        def prepared(start: int) -> Coded:
+            part = slice(start, start + _TILE)
             self.rows[part] = self._scaled(references, kept[part])
-            coded[tile] = Coded.of(self.rows[part])
+            return Coded.of(self.rows[part])
 
         with workers() as each:
-            for _ in each(prepare, range(len(coded))):
-                pass
-        self.coded = Coded.joined(coded)
+            self.coded = Coded.joined(list(each(prepared, range(0, len(kept), _TILE))))
         self.tiles = list(_tiles(self.coded))
         self.squares = None
         if distance == "euclidean":
@@ -243,16 +230,14 @@ class _Search:
 
     def blocks(self, depth: Ints) -> list[slice]:
         """Queries in blocks of about the same memory, by how deep each is ranked."""
-        if self.queries.is_cuda:
-            step = max(1, 4 * BLOCK_BYTES // (24 * len(self.rows)))
-            return [slice(start, min(start + step, len(depth))) for start in range(0, len(depth), step)]
-        blocks, start = [], 0
+        blocks, stop = [], 0
         columns = np.minimum(2 * depth + _TILE, len(self.rows))
-        while start < len(depth):
-            most = max(1, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
-            stop = min(start + min(most, _QUERIES), len(depth))
+        while (start := stop) < len(depth):
+            most = min(_QUERIES, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
+            if self.queries.is_cuda:
+                most = _gpu_block_bytes(self.rows.device) // (8 * len(self.rows))
+            stop = min(start + max(1, most), len(depth))
             blocks.append(slice(start, stop))
-            start = stop
         return blocks
 
     def ranked(self, names: Ints, rows: Ints, places: int, *, guess: bool = True) -> tuple[Ints, Floats]:
@@ -260,9 +245,9 @@ class _Search:
 
         ``names`` are those of the queries among the different references, where they are the same vectors.
         """
+        query: Any
         if self.queries.is_cuda:
-            query: Any = torch.from_numpy(rows).to(self.rows.device)
-            query = self._scaled_on_gpu(self.queries, query)
+            query = self._scaled_on_gpu(self.queries, torch.from_numpy(rows).to(self.rows.device))
             ids, gaps = self._nearest_on_gpu(query, places)
         else:
             query = self.rows[names] if self.together else self._scaled(self.queries, rows)
@@ -285,7 +270,7 @@ class _Search:
         unit = float(1 << _TRUSTED_BITS)
         return indices, np.round((1.0 - gaps) * unit) / unit + 0.0
 
-    def _gaps(self, products: Any, query: Any, columns: Any) -> Any:
+    def _gaps(self, products: Any, query: Any, columns: Any) -> Floats:
         """How far references are, from products in float64: 1 − cosine, or the squared distance; overwrites them."""
         if self.squares is None:
             products *= -1.0
@@ -294,15 +279,25 @@ class _Search:
             products *= -2.0
             products += self.squares[columns]
             products += query
-        return products.clamp_min_(0.0) if self.queries.is_cuda else np.maximum(products, 0.0, out=products)
+        gaps: Floats = np.maximum(products, 0.0, out=products)
+        return gaps
 
     def _nearest_on_gpu(self, query: Any, places: int) -> tuple[Ints, Floats]:
-        gaps = self._gaps(query @ self.rows.T, (query * query).sum(1)[:, None], slice(None))
-        count = min(places + _BEYOND, len(self.rows))
-        near = gaps.topk(count, dim=1, largest=False)
-        if self._cut_short(query, near.values.cpu().numpy(), places):
-            near = gaps.sort(dim=1)
-        return near.indices.cpu().numpy(), near.values.cpu().numpy()
+        # What orders the references is computed in one pass, and made a gap only for the nearest.
+        closeness = query @ self.rows.T
+        if self.squares is not None:
+            closeness = torch.addmm(self.squares, query, self.rows.T, alpha=-2.0).neg_()
+        near = closeness.topk(min(places + _BEYOND, len(self.rows)), dim=1)
+        gaps = self._gaps_on_gpu(near.values, query)
+        if self._cut_short(query, gaps, places):
+            near = closeness.sort(dim=1, descending=True)
+            gaps = self._gaps_on_gpu(near.values, query)
+        return near.indices.cpu().numpy(), gaps
+
+    def _gaps_on_gpu(self, closeness: Any, query: Any) -> Floats:
+        own = 1.0 if self.squares is None else (query * query).sum(1)[:, None]
+        gaps: Floats = (own - closeness).clamp_min_(0.0).cpu().numpy()
+        return gaps
 
     def _nearest_on_cpu(self, query: Floats, proposed: list[tuple[Ints, Ints]], places: int) -> tuple[Ints, Floats]:
         squares = None if self.squares is None else (query * query).sum(1)
@@ -314,7 +309,8 @@ class _Search:
                 own = None if squares is None else squares[:, None]
                 whole.append((columns + start, self._gaps(products, own, columns + start)))
             if len(where):
-                row, column = np.divmod(where, len(tile))
+                row = where // len(tile)
+                column = where - row * len(tile)
                 products = _pair_products(query, row, tile, column)
                 own = None if squares is None else squares[row]
                 single.append((row, column + start, self._gaps(products, own, column + start)))
@@ -398,12 +394,14 @@ class _Search:
         return np.concatenate(parts)
 
 
+def _gpu_block_bytes(device: Any) -> int:
+    """Memory for the products of a block of queries, of which each worker has one."""
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return min(2**30, free // (3 * _MOST_WORKERS))
+
+
 def _tiles(x: Any) -> Iterator[Any]:
     return (x[start : start + _TILE] for start in range(0, len(x), _TILE))
-
-
-def _largest(vectors: Vectors) -> float:
-    return max(float(abs(vectors.source[part]).max()) for part in vectors.parts())
 
 
 def unit_rows(x: Floats) -> Floats:
@@ -441,7 +439,7 @@ class _Copies:
     which: Ints
     """``[N]``: which of the different ones a row is."""
     members: Ints
-    """``[N]``: rows by that, ascending; those of u begin at ``starts[u]``."""
+    """``[N]``: rows by that; those of u begin at ``starts[u]``."""
     starts: Ints
 
     @classmethod
@@ -488,12 +486,9 @@ def _hashes(x: Any) -> Ints:
     """A number for each row, the same for rows of the same bits: integers wrap round, alike in every order."""
     factors = np.random.default_rng(0).integers(-(2**62), 2**62, x.shape[1]) | 1
     if isinstance(x, np.ndarray):
-        bits = np.ascontiguousarray(x).view(f"i{x.itemsize}")
-        hashes: Ints = (bits * factors).sum(axis=1)
-        return hashes
+        return np.asarray((np.ascontiguousarray(x).view(f"i{x.itemsize}") * factors).sum(axis=1))
     bits = x.contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
-    hashes = (bits * torch.from_numpy(factors).to(x.device)).sum(dim=1).cpu().numpy()
-    return hashes
+    return (bits * torch.from_numpy(factors).to(x.device)).sum(dim=1).cpu().numpy()  # type: ignore[no-any-return]
 
 
 def _gathered(
@@ -532,30 +527,23 @@ def _pair_products(x: Floats, rows: Ints, y: Floats, columns: Ints) -> Floats:
     starts = np.searchsorted(rows, np.arange(len(x) + 1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once that sparse matrices are new to it
-        pattern = torch.sparse_csr_tensor(
-            torch.from_numpy(starts),
-            torch.from_numpy(columns),
-            torch.zeros(len(rows), dtype=torch.float64),
-            size=(len(x), len(y)),
-            check_invariants=False,
-        )
+        csr = (torch.from_numpy(each) for each in (starts, columns, np.zeros(len(rows))))
+        pattern = torch.sparse_csr_tensor(*csr, size=(len(x), len(y)), check_invariants=False)
     products = torch.sparse.sampled_addmm(pattern, torch.from_numpy(x), torch.from_numpy(y).T, beta=0.0)
-    values: Floats = products.values().numpy()
-    return values
+    return np.asarray(products.values().numpy())
 
 
 @dataclass(frozen=True)
 class Coded:
     """Vectors ``[N, D]`` in 8 bits, and what bounds the error of their products.
 
-    A vector x is stored as whole numbers c of −127 … 127 and a scale s, next to what that loses, ‖x − s·c‖. A product
-    of two such vectors is a whole number that is computed without rounding. By Cauchy and Schwarz the true product is
-    within ‖q − q̂‖·‖x‖ + ‖q̂‖·‖x − x̂‖ of it.
+    A vector x is stored as whole numbers c of −127 … 127 and a scale s, x̂ = s·c. Products of whole numbers are computed
+    without rounding, and by Cauchy and Schwarz q·x is within ‖q − q̂‖·‖x‖ + ‖q̂‖·‖x − x̂‖ of q̂·x̂.
     """
 
     codes: NDArray[np.int8]
     figures: Singles
-    """``[N, 3]``: scale, length, and the length of what rounding took off, the last two rounded up."""
+    """``[N, 3]``: scale, ‖x‖ and ‖x − x̂‖, the last two rounded up."""
     vectors: Singles | None
     """In float32; None where products are in 8 bits."""
 
@@ -632,11 +620,9 @@ def propose(
 ) -> tuple[list[tuple[Ints, Ints]], NDArray[np.bool_]]:
     """Every reference that could be among the ``k`` nearest of a query, and few others.
 
-    The sample tells roughly how similar the k-th reference is. What is certainly less similar than that is left out.
-    Whether the guess was too high is seen from the number of references that are certainly more similar.
-
-    ``tiles`` are all references and ``sample`` some of them, drawn at random; without it all are proposed. ``masks``
-    say which references of a tile count, None for all. ``each`` is as ``map``, over the tiles.
+    The ``sample`` of references, drawn at random, tells roughly how similar the k-th is. What is certainly less similar
+    is left out; the guess was too high where fewer than k are certainly more similar. Without it all are proposed.
+    ``masks`` say which references of a tile count, None for all. ``each`` is as ``map``, over the tiles.
 
     Returns for each tile the references that are proposed to all queries, as most of them want them, and the positions
     of further pairs in the flattened ``[Q, tile]``; and for which queries ``[Q]`` nothing is missing.
@@ -655,7 +641,7 @@ def propose(
             limits = nearest_ones[:, [places[0] - place for place in places]] - error
 
     def scan(number: int) -> tuple[Ints, Singles, Ints]:
-        """Pairs that may exceed the lowest limit, how similar they are at most, and how many surely exceed a limit."""
+        """Pairs that may exceed the lowest limit, how similar they are at most, and how many surely exceed each."""
         similar, error = queries.products(tiles[number], distance)
         if (mask := masks[number]) is not None:
             similar[:, ~mask] = -np.inf
@@ -676,7 +662,7 @@ def propose(
     proposed = []
     for (where, upper, _), tile in zip(scanned, tiles, strict=True):
         where = where[upper >= limit[where // len(tile)]]
-        column = where % len(tile)
+        column = where - where // len(tile) * len(tile)  # faster than the remainder
         wanted = np.bincount(column, minlength=len(tile)) > _DENSE * len(queries)
         proposed.append((np.flatnonzero(wanted), where[~wanted[column]]))
     return proposed, right[0]
@@ -700,23 +686,25 @@ def in_8_bits(dim: int) -> bool:
 
 
 @contextmanager
-def workers(on_gpu: bool = False) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A function like ``map`` whose calls run in parallel on a CPU, with one thread each.
+def workers(parallel: bool = True) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A function like ``map`` whose calls run in parallel, with one thread each, unless they should not.
 
     That way the many small operations next to the products share the cores, too.
     """
-    threads = 1 if torch is None else min(torch.get_num_threads(), _MOST_WORKERS)
-    if on_gpu or threads == 1:
+    if torch is None:
         yield map
         return
     from nearkin.numerics import tf32
 
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        with tf32(False):
+    threads = torch.get_num_threads()
+    with tf32(False):
+        if threads == 1 or not parallel:
+            yield map
+            return
+        torch.set_num_threads(1)
+        pool = ThreadPoolExecutor(min(threads, _MOST_WORKERS), initializer=torch.set_num_threads, initargs=(1,))
+        try:
             yield pool.map
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
+        finally:
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(threads)

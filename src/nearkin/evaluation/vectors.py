@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 ArrayLike: TypeAlias = Any
 
-# Elements that are looked at or converted at a time.
 _AT_ONCE = 1 << 20
+"""Numbers that are looked at or converted at a time."""
 
 
 class Vectors:
@@ -43,6 +43,10 @@ class Vectors:
         """The rows, so many at a time that converting them takes little room."""
         step = max(1, _AT_ONCE // self.dim)
         return [slice(start, start + step) for start in range(0, len(self), step)]
+
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return max(float(abs(self.source[part]).max()) for part in self.parts())
 
 
 def as_vectors(x: ArrayLike, name: str, device: device | str | None = None) -> Vectors:
@@ -98,8 +102,7 @@ def as_float64(x: ArrayLike, name: str) -> Tensor:
 
 def label_array(labels: ArrayLike, name: str, *, rows: int | None = None) -> NDArray[np.int64]:
     """``labels`` as an int64 array ``[rows]``."""
-    if is_tensor(labels):
-        # Not every floating point type of torch has a NumPy one.
+    if is_tensor(labels):  # bfloat16 has no NumPy type
         labels = (labels.float() if labels.is_floating_point() else labels).detach().cpu().numpy()
     array = np.asarray(labels)
     if array.ndim != 1 or (rows is not None and len(array) != rows):

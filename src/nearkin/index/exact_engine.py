@@ -31,7 +31,7 @@ class ExactEngine:
         size = vectors.rows_per_segment
         self._codes = Segments(folder / "codes", vectors.width, np.int8, rows_per_segment=size)
         self._figures = Segments(folder / "figures", 3, np.float32, rows_per_segment=size)
-        self._shown: tuple[list[Coded], Ids, Coded | None] = ([], np.empty(0, dtype=np.int64), None)
+        self._shown: tuple[list[Coded], list[Coded], Ids, Coded | None] = ([], [], np.empty(0, dtype=np.int64), None)
         self._rows = 0
 
     def add(self, first: int, vectors: NDArray[np.float32]) -> None:
@@ -67,10 +67,13 @@ class ExactEngine:
         if tiles:
             numbers, places = np.divmod(drawn, self._vectors.rows_per_segment)
             sample = Coded.joined([segments[number][places[numbers == number]] for number in np.unique(numbers)])
-        self._shown, self._rows = (tiles, drawn, sample), rows
+        self._shown, self._rows = (segments, tiles, drawn, sample), rows
 
     def candidates(self, queries: NDArray[np.float64], k: int, allowed: Ids | None) -> list[Ids]:
-        tiles, drawn, sample = self._shown  # which another thread may replace meanwhile
+        segments, tiles, drawn, sample = self._shown  # which another thread may replace meanwhile
+        alone = len(queries) == 1
+        if alone:  # one query is bound by reading, which torch's own threads share without a pool
+            tiles = segments
         rows = np.split(np.arange(sum(map(len, tiles))), np.cumsum([len(tile) for tile in tiles])[:-1])
         masks: list[NDArray[np.bool_] | None] = [None] * len(tiles)
         if allowed is not None:
@@ -88,7 +91,7 @@ class ExactEngine:
         filled = [number for number, numbers in enumerate(rows) if len(numbers)]
         tiles, rows, masks = [tiles[i] for i in filled], [rows[i] for i in filled], [masks[i] for i in filled]
         k, proposed = min(k, number_of_rows), []
-        with workers() as each:
+        with workers(not alone) as each:
             for start in range(0, len(queries), _QUERIES):
                 coded = Coded.of(queries[start : start + _QUERIES])
                 settings: Any = {"distance": self._distance, "masks": masks, "each": each}

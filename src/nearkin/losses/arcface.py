@@ -47,8 +47,6 @@ class ArcFace(ProxyLoss):
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
         column = labels[:, None]
         cosine = similarities.gather(1, column)
-        # Rounding may leave a cosine just beyond 1: the clamp changes the value, and not the gradient.
-        cosine = cosine + (cosine.clamp(-1.0, 1.0) - cosine).detach()
         turned = math.cos(self.margin) * cosine - math.sin(self.margin) * safe_sqrt(1.0 - cosine.square())
         beyond = cosine - self.margin * math.sin(self.margin)
         positive = torch.where(cosine >= -math.cos(self.margin), turned, beyond)

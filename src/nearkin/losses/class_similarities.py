@@ -80,8 +80,12 @@ def proxy_spread(vectors: Tensor) -> Tensor:
     >>> proxy_spread(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]))
     tensor(0.7071)
     """
-    classes, per_class, dim = vectors.shape
-    products = torch.bmm(vectors, vectors.mT)
+    return _spread(torch.bmm(vectors, vectors.mT), dim=vectors.shape[2])
+
+
+def _spread(products: Tensor, *, dim: int) -> Tensor:
+    """:func:`proxy_spread` of the inner products ``[C, K, K]`` of the proxies."""
+    classes, per_class, _ = products.shape
     lengths = products.diagonal(dim1=1, dim2=2).clamp_min(NORM_FLOOR**2).sqrt()
     squared = 2.0 - 2.0 * products / (lengths[:, :, None] * lengths[:, None, :])
     apart = squared > 2.0 * rounding_floor(dim, products.dtype)
@@ -89,59 +93,62 @@ def proxy_spread(vectors: Tensor) -> Tensor:
 
 
 class _ClassSimilarities(Function):
-    """A cosine is ``s = x̂·p / ‖p‖``, with gradient ``p / ‖p‖ − s x̂`` for x̂ and ``x̂ / ‖p‖ − s p / ‖p‖²`` for p."""
+    """A cosine is ``s = x·p / (‖x‖ ‖p‖)``, with gradient ``(p / ‖p‖ − s x / ‖x‖) / ‖x‖`` for x, and likewise for p."""
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, vectors: Tensor, how: Combination, block: int) -> tuple[Tensor, Tensor]:
-        per_class = vectors.shape[1]
-        norms = torch.linalg.vector_norm(embeddings, dim=1, keepdim=True).clamp_min_(NORM_FLOOR)
-        unit = embeddings / norms
+        classes, per_class, _ = vectors.shape
         rows = vectors.flatten(0, 1)
-        lengths = torch.linalg.vector_norm(rows, dim=1).clamp_min_(NORM_FLOOR)
-        keep = per_class > 1 and len(unit) * len(rows) * unit.element_size() <= KEPT_BYTES
-        parts, kept, spread = [], [], unit.new_zeros(())
-        for part, length in zip(_split(rows, block * per_class), _split(lengths, block * per_class), strict=True):
-            cosines = fast_linear(unit, part).div_(length)
-            parts.append(_combined(cosines, how, per_class))
+        norms, lengths = _lengths(embeddings).unsqueeze(1), _lengths(rows)
+        keep = per_class > 1 and len(embeddings) * len(rows) * rows.element_size() <= KEPT_BYTES
+        similarities, spread = embeddings.new_empty(len(embeddings), classes), embeddings.new_zeros(())
+        kept = [similarities] if per_class == 1 else []  # with one proxy the cosines are the similarities
+        blocks = (_split(rows, block * per_class), _split(lengths, block * per_class), _split(similarities, block, 1))
+        for part, length, found in zip(*blocks, strict=True):
+            cosines = fast_linear(embeddings, part).div_(norms)
+            if per_class == 1:
+                torch.div(cosines, length, out=found)
+                continue
+            found.copy_(_combined(cosines.div_(length), how, per_class))
             if keep:
                 kept.append(cosines)
             if how.with_spread:
                 spread += proxy_spread(part.view(-1, per_class, part.shape[1])) * (len(part) / len(rows))
-        similarities = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        if per_class == 1:  # the cosines are the similarities
-            kept = [similarities]
-        ctx.save_for_backward(embeddings, vectors, unit, norms, lengths, *kept)
+        ctx.save_for_backward(embeddings, vectors, norms, lengths, *kept)
         ctx.how, ctx.block = how, block
         return similarities, spread
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, spread_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        embeddings, vectors, unit, norms, lengths, *kept = ctx.saved_tensors
+        embeddings, vectors, norms, lengths, *kept = ctx.saved_tensors
         how, block, per_class, rows = ctx.how, ctx.block, vectors.shape[1], vectors.flatten(0, 1)
         with full_precision(vectors.device.type):
             if torch.is_grad_enabled():  # create_graph=True: second derivatives are wanted
                 return _differentiable_backward(embeddings, vectors, how, gradient, spread_gradient)
             if per_class == 1:
-                kept = _split(kept[0], block, dim=1)
-            unit_products, along_unit, rows_gradient = [], [], torch.empty_like(rows)
-            blocks = zip(*(_split(x, block * per_class) for x in (rows, lengths, rows_gradient)), strict=True)
-            for number, (part, length, part_gradient) in enumerate(blocks):
-                slopes = gradient if len(part) == len(rows) else gradient[:, number * block : (number + 1) * block]
-                cosines = kept[number] if kept else fast_linear(unit, part).div_(length)
+                kept = _split(kept[0], block, 1)
+            products, along_embeddings, rows_gradient = [], [], torch.empty_like(rows)
+            blocks = (_split(x, block * per_class) for x in (rows, lengths, rows_gradient))
+            slopes_of_blocks = _split(gradient, block, 1)
+            for number, (part, length, part_gradient) in enumerate(zip(*blocks, strict=True)):
+                slopes = slopes_of_blocks[number]
+                cosines = kept[number] if kept else fast_linear(embeddings, part).div_(norms).div_(length)
                 if per_class > 1:
                     slopes = _slopes(lambda x: _combined(x, how, per_class), cosines, slopes)
                 along = slopes * cosines
-                along_unit.append(along.sum(1))
-                slopes = slopes / length
-                unit_products.append(fast_linear(slopes, part.T))
+                slopes = (slopes / norms).div_(length)
+                products.append(fast_linear(slopes, part.T))
+                along_embeddings.append(along.sum(1, keepdim=True))
                 along_part = along.sum(0).div_(length).div_(length).unsqueeze(1)
-                torch.addcmul(fast_linear(slopes.T, unit.T), part, along_part, value=-1.0, out=part_gradient)
+                torch.addcmul(fast_linear(slopes.T, embeddings.T), part, along_part, value=-1.0, out=part_gradient)
                 if how.with_spread:
+                    proxies = part.view(-1, per_class, part.shape[1])
                     share = spread_gradient * (len(part) / len(rows))
-                    part_gradient += _slopes(lambda x: proxy_spread(x.view(-1, per_class, x.shape[1])), part, share)
-            unit_gradient, along = (functools.reduce(torch.add, terms) for terms in (unit_products, along_unit))
-            unit_gradient.addcmul_(unit, along.unsqueeze(1), value=-1.0).div_(norms)
-        return unit_gradient, rows_gradient.view(vectors.shape), None, None
+                    slopes = _slopes(lambda x: _spread(x, dim=rows.shape[1]), torch.bmm(proxies, proxies.mT), share)
+                    part_gradient.view_as(proxies).baddbmm_(slopes + slopes.mT, proxies)
+            embeddings_gradient, along = (functools.reduce(torch.add, terms) for terms in (products, along_embeddings))
+            embeddings_gradient.addcmul_(embeddings, along.div_(norms).div_(norms), value=-1.0)
+        return embeddings_gradient, rows_gradient.view(vectors.shape), None, None
 
 
 def _differentiable_backward(
@@ -171,3 +178,8 @@ def _combined(cosines: Tensor, how: Combination, per_class: int) -> Tensor:
 
 def _split(x: Tensor, size: int, dim: int = 0) -> Sequence[Tensor]:
     return [x] if x.shape[dim] <= size else torch.split(x, size, dim)
+
+
+def _lengths(rows: Tensor) -> Tensor:
+    lengths: Tensor = torch.linalg.vector_norm(rows, dim=1)
+    return lengths.clamp_min_(NORM_FLOOR)

@@ -58,6 +58,5 @@ class SoftTriple(ProxyLoss):
         self.margin = margin
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        column = labels[:, None]
-        positive = similarities.gather(1, column) - self.margin
-        return F.cross_entropy(self.scale * similarities.scatter(1, column, positive), labels)
+        margins = similarities.new_full((len(labels), 1), -self.margin)
+        return F.cross_entropy(self.scale * similarities.scatter_add(1, labels[:, None], margins), labels)
