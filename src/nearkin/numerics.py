@@ -21,18 +21,6 @@ Normalisation = Literal["l2", "ball"]
 
 NORM_FLOOR = 1e-12
 
-_ONEDNN = None
-if platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-    _ONEDNN = torch.ops.mkldnn._linear_pointwise.default
-
-
-def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` without gradients, on a CPU by oneDNN: half the time of torch's own on AMD processors."""
-    if _ONEDNN is None or x.dtype != torch.float32 or x.device.type != "cpu":
-        return F.linear(x, weight, bias)
-    product: Tensor = _ONEDNN(x, weight, bias, "none", [], "")
-    return product
-
 
 def at_least_float32(x: Tensor) -> Tensor:
     """``x`` itself when float32 or float64, otherwise a float32 copy."""
