@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import save
 
 from nearkin.encoders import build_encoder
-from nearkin.encoders.hub import is_cached, weights_file
+from nearkin.encoders.hub import weights_file
 from nearkin.errors import DataError, RecipeError
+from nearkin.runs.folder import own_photos_name
 from nearkin.training.recipe_check import load_recipe, validate
 
 constants = pytest.importorskip("huggingface_hub.constants")
@@ -21,6 +22,7 @@ MODEL = "hub:timm/resnet18"
 
 
 class Hub(BaseHTTPRequestHandler):
+    model = "timm/resnet18"
     files: dict[str, bytes]
     requests: list[tuple[str, str, str | None]]
     broken_after: int | None = None
@@ -36,7 +38,7 @@ class Hub(BaseHTTPRequestHandler):
         self.requests.append((self.command, self.path, wanted))
         _, _, rest = self.path.partition("/resolve/")
         content = self.files.get(rest.partition("/")[2])
-        if content is None or not self.path.startswith("/timm/resnet18/"):
+        if content is None or not self.path.startswith(f"/{self.model}/"):
             self.send_response(404)
             self.send_header("X-Error-Code", "EntryNotFound")
             self.send_header("Content-Length", "0")
@@ -71,6 +73,7 @@ def hub(tmp_path, monkeypatch):
     handler = type("Handler", (Hub,), {"files": files, "requests": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     yield handler
@@ -79,10 +82,8 @@ def hub(tmp_path, monkeypatch):
 
 
 def test_downloads_once_and_then_needs_no_network(hub, monkeypatch):
-    assert not is_cached(MODEL)
     encoder = build_encoder("resnet18", weights=MODEL)
     assert all((p == 1).all() for p in encoder.backbone.parameters())
-    assert is_cached(MODEL)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     before = len(hub.requests)
     assert build_encoder("resnet18", weights=MODEL).weights_report.loaded
@@ -134,3 +135,14 @@ def test_weights_of_other_pixels_are_refused_unless_the_recipe_says_so(hub):
 def test_a_revision_is_asked_for(hub):
     weights_file(f"{MODEL}@v1")
     assert any("/resolve/v1/" in path for _, path, _ in hub.requests)
+
+
+def test_own_photos_start_from_a_transformer_where_its_weights_can_be_had(hub):
+    hub.model = "timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    hub.files = {"model.safetensors": save(build_encoder("vit_tiny").backbone.state_dict())}
+    said = []
+    assert own_photos_name(say=said.append) == "own_photos/vit"
+    assert "vit_tiny" in said[0]
+    before = len(hub.requests)
+    assert own_photos_name(say=said.append) == "own_photos/vit"
+    assert not any(command == "GET" for command, *_ in hub.requests[before:])

@@ -26,6 +26,13 @@ def train(
         ),
     ] = None,
     data: options.Data = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            "--backbone",
+            help="With --data: one of 'nearkin list backbones'. Default: the best whose weights can be had here.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>.")
     ] = None,
@@ -85,7 +92,7 @@ def train(
     progress, drawn = progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
     if final is not None:
-        if arguments or data is not None or class_folders is not None:
+        if arguments or data is not None or class_folders is not None or backbone is not None:
             raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
         if finish:
             raise RecipeError("--finish ends a run given by its folder: leave out --final")
@@ -110,7 +117,7 @@ def train(
         elif finish:
             raise RecipeError("--finish ends a run given by its folder: nearkin train RUN --finish")
         given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
-        recipe = options.recipe_from(arguments, data, given, progress)
+        recipe = options.recipe_from(arguments, data, given, progress, backbone=backbone)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
             bar.others += trackers(recipe, folder.path)

@@ -38,15 +38,6 @@ def weights_file(weights: str | Path) -> Path:
     return file
 
 
-def is_cached(weights: str) -> bool:
-    """Whether ``hub:OWNER/MODEL`` can be had without a network."""
-    try:
-        _download(weights, "model.safetensors", local_files_only=True)
-    except DataError:
-        return False
-    return True
-
-
 def check_preprocessing(weights: str, preprocessing: Preprocessing) -> None:
     """Refuse a backbone that would show its weights other pixels than they were trained with, where the hub says so."""
     try:
@@ -70,7 +61,7 @@ def _download(weights: str, name: str, **options: Any) -> Path:
         endpoint = os.environ.get("HF_ENDPOINT")
         return Path(hub.hf_hub_download(model, name, revision=revision or None, endpoint=endpoint, **options))
     except (OSError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
+        reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"{name} of {PREFIX}{model} cannot be had ({reason}): check the name and the connection, or download it "
             f"elsewhere and give the file with encoder.weights=PATH"

