@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from nearkin.encoders import build_encoder
 from nearkin.encoders.architectures import efficientnet_lite as lite
 from nearkin.losses import ProxyAnchor
-from nearkin.training.device import ALLOCATOR, keep_freed_memory
+from nearkin.training.device import keep_freed_memory
 from nearkin.training.memory import fitting_micro_batch
 from nearkin.training.micro_batch import embed_in_pieces
 
@@ -118,7 +118,7 @@ def main() -> None:
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in VARIANTS}
     for _ in range(arguments.rounds):
         for name, parts in VARIANTS.items():
-            environment = os.environ | {ALLOCATOR: "system" if "system" in parts else ""}
+            environment = os.environ | ({"MALLOC_CHECK_": "0"} if "system" in parts else {})  # any MALLOC_ setting
             command = [sys.executable, *sys.argv, "--variant", name]
             told = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
             figures[name].append(json.loads(told.stdout))

@@ -18,7 +18,8 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -146,6 +147,17 @@ def network(dim: int) -> nn.Module:
     return build_encoder("small", dim=dim, freeze_batch_norm=True)
 
 
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within, this process takes no notice of the others."""
+    before = ranks._size, ranks._rank, ranks._groups
+    ranks._size, ranks._rank, ranks._groups = 1, 0, None
+    try:
+        yield
+    finally:
+        ranks._size, ranks._rank, ranks._groups = before
+
+
 class Whole(nn.Module):
     """A loss that takes no notice of other ranks."""
 
@@ -154,19 +166,13 @@ class Whole(nn.Module):
         self.loss = loss
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        before, ranks._joined = ranks._joined, None
-        try:
+        with alone():
             return self.loss(embeddings, labels)
-        finally:
-            ranks._joined = before
 
 
 def whole_bank(classes: int, dim: int) -> ProxyBank:
-    before, ranks._joined = ranks._joined, None
-    try:
+    with alone():
         return ProxyBank(classes, 1, dim)
-    finally:
-        ranks._joined = before
 
 
 def batch(classes: int) -> tuple[Tensor, Tensor]:

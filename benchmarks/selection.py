@@ -30,10 +30,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import spearmanr
 
 from losses import setting
 from nearkin.evaluation.retrieval import retrieval_scores
-from nearkin.evaluation.statistics import rank_correlation
 from nearkin.report.opened_run import OpenedRun, open_runs
 
 SCORES = ("MAP@R", "R@1")
@@ -98,7 +98,8 @@ def by_row(runs: Iterable[Run], what: str, score: str) -> dict[str, float]:
 
 
 def correlation(first: Mapping[str, float], second: Mapping[str, float], rows: Sequence[str]) -> float:
-    return rank_correlation([first[row] for row in rows], [second[row] for row in rows])
+    """Spearman's ρ."""
+    return float(spearmanr([first[row] for row in rows], [second[row] for row in rows]).statistic)
 
 
 def described(runs: Sequence[Run], chosen_by: str, draws: int = 2000) -> list[dict[str, Any]]:

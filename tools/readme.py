@@ -132,24 +132,43 @@ def demo() -> str:
     )
 
 
+def milliseconds(value: float) -> str:
+    """
+    >>> milliseconds(2.96), milliseconds(24.4)
+    ('3.0 ms', '24 ms')
+    """
+    return f"{value:.{1 if value < 10 else 0}f} ms"
+
+
 def speed() -> str:
     """Times beside those of a peer, from one run each."""
-    losses, search, embed, gallery = (
-        "2026-11-18-losses-cpu-one-form.json",
-        "2026-11-18-search-cpu-one-module.json",
+    losses, on_gpu, search, scores, scores_on_gpu, embed, gallery = (
+        "2026-11-18-losses-cpu-shorter.json",
+        "2026-11-18-losses-h200-shorter.json",
+        "2026-11-18-search-cpu-shorter.json",
+        "2026-11-18-evaluation-cpu-shorter.json",
+        "2026-11-18-evaluation-h200-shorter.json",
         "2026-11-16-embed-cpu.json",
         "2026-11-17-own-photos-to-gallery.txt",
     )
-    loss = next(
-        each
-        for each in read(f"benchmarks/results/{losses}")
-        if each["loss"] == "ProxyAnchor" and each["size"].endswith("C=11318")
-    )
+
+    def loss(file: str, name: str, classes: int) -> list[str]:
+        runs = read(f"benchmarks/results/{file}")
+        run = next(run for run in runs if run["loss"] == name and run["size"].endswith(f"C={classes}"))
+        return [milliseconds(run[side]["median_ms"]) for side in ("ours", "theirs")]
+
+    def scored(file: str, case: str) -> list[str]:
+        run = next(run for run in read(f"benchmarks/results/{file}") if run["case"] == case)
+        return [f"{wall:.2g} s" for wall, _ in run["seconds"].values()]
+
+    anchor, anchor_on_gpu = loss(losses, "ProxyAnchor", 11318), loss(on_gpu, "ProxyAnchor", 11318)
+    triple_on_gpu = loss(on_gpu, "SoftTriple+Reg K=10", 100)
+    small, large, (small_on_gpu,) = scored(scores, "sop"), scored(scores, "large-classes"), scored(scores_on_gpu, "sop")
     one, many = (
         next(
-            each["ms"]
-            for each in read(f"benchmarks/results/{search}")["results"]
-            if each["vectors"] == "around kinds" and each["queries"] == count
+            [milliseconds(run["ms"][side]) for side in ("nearkin", "faiss")]
+            for run in read(f"benchmarks/results/{search}")["results"]
+            if run["vectors"] == "around kinds" and run["queries"] == count
         )
         for count in (1, 64)
     )
@@ -161,9 +180,14 @@ def speed() -> str:
     train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", told, flags=re.M)[:3]
     rows = [
         ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
-        ("Proxy-Anchor forward and backward, 11,318 classes", "2 CPU cores", losses, f"{loss['ours']['median_ms']:.0f} ms", f"pytorch-metric-learning {loss['theirs']['median_ms']:.0f} ms"),
-        ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", search, f"{one['nearkin']:.0f} ms", f"faiss, exact {one['faiss']:.0f} ms"),
-        ("64 of them together", "2 CPU cores", search, f"{many['nearkin']:.0f} ms", f"faiss, exact {many['faiss']:.0f} ms"),
+        ("Proxy-Anchor forward and backward, 11,318 classes", "2 CPU cores", losses, anchor[0], f"pytorch-metric-learning {anchor[1]}"),
+        ("the same", "one H200", on_gpu, anchor_on_gpu[0], f"pytorch-metric-learning {anchor_on_gpu[1]}"),
+        ("SoftTriple with its regulariser, 100 classes", "one H200", on_gpu, triple_on_gpu[0], f"pytorch-metric-learning, without it, {triple_on_gpu[1]}"),
+        ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", search, one[0], f"faiss, exact {one[1]}"),
+        ("64 of them together", "2 CPU cores", search, many[0], f"faiss, exact {many[1]}"),
+        ("eight scores of 60,502 vectors of 512-d, 11,316 classes", "2 CPU cores", scores, small[0], f"faiss, twelve neighbours only, {small[1]}"),
+        ("the same of 60,000 vectors, ten classes", "2 CPU cores", scores, large[0], f"faiss, twelve neighbours only, {large[1]}"),
+        ("the same of 60,502 vectors, 11,316 classes", "one H200", scores_on_gpu, small_on_gpu, "–"),
         ("embedding a photo (EfficientNet-lite0) without its mirror image, processor time", "1 CPU core", embed, f"{sides['nearkin']:.0f} ms", f"plain torch {sides['plain torch']:.0f} ms"),
     ]  # fmt: skip
     lines = ["| | hardware, date | nearkin | peer, same run |", "|---|---|---|---|"]

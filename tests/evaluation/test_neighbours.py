@@ -255,7 +255,8 @@ def test_bad_input_is_named(arguments, offending):
 
 @pytest.mark.parametrize("distance", DISTANCES)
 @pytest.mark.parametrize("k", [1, 20, 299])
-def test_what_runs_on_a_gpu_gives_the_same_ranking_on_a_cpu(distance, k):
+def test_what_runs_on_a_gpu_gives_the_same_ranking_on_a_cpu(distance, k, monkeypatch):
+    monkeypatch.setattr(neighbours, "_gpu_block_bytes", lambda device: 2**16)  # several blocks
     x = torch.randn(300, 16, generator=torch.Generator().manual_seed(0))
     x[200:250], x[250:] = x[:50], x[7]
     vectors, indices = Vectors(x), np.empty((300, k), dtype=np.int64)
@@ -266,6 +267,13 @@ def test_what_runs_on_a_gpu_gives_the_same_ranking_on_a_cpu(distance, k):
     neighbours.rank(vectors, vectors, np.full(300, k), found, distance=distance, exclude_self=True)
     exact = x.double().numpy()
     assert np.array_equal(indices, by_definition(exact, exact, distance, without_self=True)[:, :k])
+
+
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_equal_neighbours_of_different_rows_are_ordered_by_index(distance):
+    # Rows 1 and 4 are copies, rows 2 and 3 are others, all equally far from row 0.
+    x = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, -1.0], [0.0, 1.0, 0.0], [0.0, -1.0, 0.0]]
+    assert neighbours.nearest(x, k=5, distance=distance)[0][0].tolist() == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.gpu

@@ -134,6 +134,16 @@ def test_removed_items_never_appear(index, images, tmp_path):
     assert not {hit.id for hit in reader.search(hits[5].id, 20)} & set(gone)
 
 
+def test_removed_items_take_no_places_from_others(index, monkeypatch):
+    """Their vectors are zeros, which are nearer to a query than what points away from it."""
+    monkeypatch.setattr(search, "VOTERS", 1)
+    kept = index.ids({"label": "kind 1"})
+    index.remove(np.setdiff1d(index.ids(), kept))
+    hits = index.search(-index.vectors(kept).mean(axis=0), k=3)
+    assert len(hits) == 3
+    assert {hit.id for hit in hits} <= set(kept.tolist())
+
+
 def test_removed_vectors_and_thumbnails_are_gone_from_the_disk(index, model, tmp_path):
     gone = [0, 5, 6, 7, 19]
     vectors, thumbnail = index.vectors(gone), index.thumbnail(6)

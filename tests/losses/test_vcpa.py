@@ -217,6 +217,17 @@ def test_several_proxies_newton_steps_equal_loops(kind, norm):
     torch.testing.assert_close(result[1], deviation, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("norm", ["all", "present"])
+def test_a_process_with_some_of_the_classes_takes_the_steps_of_all(norm):
+    mu, sigma, embeddings, labels, noise = problem(per_class=3)
+    whole = newton_update(mu, sigma, embeddings, labels, noise, positive_norm=norm)
+    for own in (slice(0, 2), slice(2, len(mu))):
+        place = {"first_class": own.start, "num_classes": len(mu), "positive_norm": norm}
+        part = newton_update(mu[own], sigma[own], embeddings, labels, [each[own] for each in noise], **place)
+        for found, expected in zip(part, whole, strict=True):
+            torch.testing.assert_close(found, expected[own])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_proxies_slope_and_curvature_are_autograds_with_lengths_and_shares_held(kind):
     mu, sigma, embeddings, labels, noise = problem(per_class=3)
