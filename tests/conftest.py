@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,10 @@ from nearkin.training.state import Observer
 # Some virtual machines announce AMX and then do not let programs use it: torch's half-precision matrix products die
 # there with an illegal instruction. oneDNN reads this when it first runs, which is after collection.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+# No test asks a hub for weights, or finds those of the person who runs it.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_HOME"] = str(Path(tempfile.gettempdir()) / "nearkin-tests-without-weights")
 
 # How long an example takes says something of the machine, not of the code.
 settings.register_profile("nearkin", deadline=None)

@@ -29,6 +29,8 @@ OPTIONAL = {
     "pymilvus",
     "transformers",
     "tensorboard",
+    "wandb",
+    "mlflow",
     "optuna",
     "pyarrow",
     "onnx",

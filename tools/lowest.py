@@ -63,7 +63,8 @@ def pins(extras: Collection[str], but: Collection[str]) -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environment", type=Path, default=ROOT / ".venv-lowest")
-    parser.add_argument("--extras", default="lite,hf,plot,tensorboard,tune,onnx,serve,faiss,pgvector,milvus,parquet")
+    extras = "lite,hf,plot,tensorboard,wandb,mlflow,tune,onnx,serve,faiss,pgvector,milvus,parquet"
+    parser.add_argument("--extras", default=extras)
     parser.add_argument("--but", default="", help="packages, by comma, that keep the version of constraints.txt")
     parser.add_argument("pytest", nargs="*", help="what pytest is told; default: the whole fast suite")
     asked = parser.parse_args(arguments)

@@ -108,7 +108,7 @@ def test_a_backbone(add, nearkin, train):
     assert "tiny" in architectures.backbones()
     assert "tiny" in nearkin("list", "backbones")[1]
     assert (
-        "| `tiny` | One convolution, for images of any size. | `width=8` |"
+        "| `tiny` | One convolution, for images of any size. |  | `width=8` |"
         in nearkin("list", "backbones", "--markdown")[1]
     )
     train("encoder.backbone=tiny", "encoder.options={width: 4}")

@@ -5,6 +5,7 @@ import torch
 
 from nearkin.encoders import Backbone, Preprocessing, backbones
 from nearkin.encoders.architectures import build_backbone
+from nearkin.encoders.architectures.vit import VisionTransformer
 
 NAMES = sorted(backbones())
 PARAMETERS = {  # torchvision's and the public files' counts without the classifier
@@ -15,6 +16,11 @@ PARAMETERS = {  # torchvision's and the public files' counts without the classif
     "resnet18": 11_176_512,
     "resnet50": 23_508_032,
     "resnet50_v1": 23_508_032,
+    "vit_tiny": 5_524_416,
+    "vit_small": 21_665_664,
+    "vit_base": 85_798_656,
+    "dinov2_small": 22_056_192,
+    "dinov2_base": 86_579_712,
 }
 
 
@@ -42,7 +48,7 @@ def test_maps_images_to_features_at_several_sizes(backbone):
         with torch.inference_mode():
             features = backbone(torch.randn(1, 3, height, width))
         assert features.shape[:2] == (1, backbone.out_channels)
-        assert features.ndim == 4
+        assert features.ndim == 4 or isinstance(backbone, VisionTransformer)
         assert torch.isfinite(features).all()
 
 

@@ -19,7 +19,7 @@ from nearkin.training.recipe_check import load_recipe
 OTHERWISE = {
     "training.device": "cpu",
     "training.checkpoint_minutes": 1.0,
-    "training.tensorboard": True,
+    "training.track": ["mlflow"],
     "training.micro_batch": 200,
     "training.cuda_graphs": "never",
     "data.root": "/elsewhere",

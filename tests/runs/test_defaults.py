@@ -29,7 +29,9 @@ def test_with_the_extra_a_pretrained_network_is_taken():
     assert recipe.data.source == "my photos/2024"
     assert recipe.training.epochs == 3
     assert recipe.protocol.name == "validation"
-    assert said == []
+    (line,) = said
+    assert "efficientnet_lite0" in line
+    assert "timm/vit_tiny" in line
 
 
 def test_without_it_a_small_one_and_a_line_that_says_so(monkeypatch):
@@ -43,6 +45,17 @@ def test_without_it_a_small_one_and_a_line_that_says_so(monkeypatch):
     assert recipe.encoder.weights is None
     assert len(said) == 1
     assert "nearkin[lite]" in said[0]
+
+
+def test_a_backbone_by_name_comes_with_its_weights():
+    said = []
+    recipe = own_photos_recipe("photos", backbone="dinov2_small", say=said.append)
+    assert recipe.encoder.weights == "hub:timm/vit_small_patch14_dinov2.lvd142m"
+    assert recipe.training.layer_decay < 1
+    assert own_photos_recipe("photos", backbone="efficientnet_lite0", say=said.append).encoder.weights == "imagenet"
+    assert said == []
+    assert own_photos_recipe("photos", backbone="resnet50", say=said.append).encoder.weights is None
+    assert "random" in said[0]
 
 
 def test_a_wrong_key_is_still_refused():

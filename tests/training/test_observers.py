@@ -3,11 +3,8 @@ from __future__ import annotations
 import io
 from types import SimpleNamespace
 
-import pytest
 from rich.console import Console
 
-from nearkin.errors import MissingExtraError
-from nearkin.runs.folder import RunFolder
 from nearkin.training import observers as progress
 from nearkin.training.state import RunTime
 
@@ -97,28 +94,3 @@ def test_the_time_of_a_run_is_said_once_from_its_first_steps():
     (line,) = lines_of(train)
     assert line == "about 0:02:55 in all, by the first steps"
     assert progress.seconds_left(state(6), 1.0) == 4
-
-
-def test_tensorboard_gets_the_same_numbers(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    folder = RunFolder(tmp_path)
-    observer = progress.ConsoleObserver(Console(file=io.StringIO()))
-    observer.others.append(progress.TensorBoardObserver(folder.path))
-    observer.on_step(state(), 2.5, 8)
-    observer.on_evaluation(state(), ROW)
-    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert events.Scalars("loss")[0].value == pytest.approx(2.5)
-    assert events.Scalars("evaluation/R@1")[0].value == pytest.approx(0.4321)
-    assert events.Scalars("evaluation/R@1")[0].step == 3
-
-
-def test_without_tensorboard_the_extra_is_named(tmp_path, monkeypatch):
-    import importlib
-
-    def refuse(name):
-        raise ImportError(f"No module named {name!r}")
-
-    monkeypatch.setattr(importlib, "import_module", refuse)
-    with pytest.raises(MissingExtraError, match=r"nearkin\[tensorboard\]"):
-        progress.TensorBoardObserver(tmp_path)

@@ -119,7 +119,12 @@ def split_arguments(arguments: Sequence[str] | None, *, what: str) -> tuple[str 
 
 
 def recipe_from(
-    arguments: Sequence[str] | None, data: str | None, options: Mapping[str, object], console: Console
+    arguments: Sequence[str] | None,
+    data: str | None,
+    options: Mapping[str, object],
+    console: Console,
+    *,
+    backbone: str | None = None,
 ) -> Recipe:
     """The recipe of a command line: a name and changes to it, or what suits the images of --data."""
     from nearkin.runs.folder import own_photos_recipe
@@ -128,7 +133,13 @@ def recipe_from(
     name, changes = split_arguments(arguments, what="recipe")
     changes = changes_from(changes, options)
     if name is not None:
+        if backbone is not None:
+            raise RecipeError(f"--backbone chooses for own images: with a recipe write encoder.backbone={backbone}")
         return load_recipe(name, changes_from(changes, {"data.source": data}))
     if data is None:
         raise RecipeError("what to train? Name one of 'nearkin list recipes' or give images with --data FOLDER")
-    return own_photos_recipe(data, changes, say=console.print)
+
+    def say(text: str) -> None:
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    return own_photos_recipe(data, changes, backbone=backbone, say=say)

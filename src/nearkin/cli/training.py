@@ -26,6 +26,13 @@ def train(
         ),
     ] = None,
     data: options.Data = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            "--backbone",
+            help="With --data: one of 'nearkin list backbones'. Default: the best whose weights can be had here.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>.")
     ] = None,
@@ -79,17 +86,19 @@ def train(
     from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import final_folder, run, train_final
-    from nearkin.training.observers import ConsoleObserver, TensorBoardObserver
+    from nearkin.training.observers import ConsoleObserver
+    from nearkin.training.trackers import trackers
 
     progress, drawn = progress_console(verbose), None
     announce = announcer(progress, as_json=as_json)
     if final is not None:
-        if arguments or data is not None or class_folders is not None:
+        if arguments or data is not None or class_folders is not None or backbone is not None:
             raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
         if finish:
             raise RecipeError("--finish ends a run given by its folder: leave out --final")
-        folder = RunFolder(output or final_folder(final))
+        recipe, folder = RunFolder.existing(final).recipe(), RunFolder(output or final_folder(final))
         with ConsoleObserver(progress) as bar:
+            bar.others += trackers(recipe, folder.path)
             scores = train_final(
                 final,
                 bar,
@@ -101,7 +110,6 @@ def train(
                 progress=bar.decoding,
                 announce=announce,
             )
-        recipe = RunFolder(final).recipe()
     else:
         if (resume or finish) and arguments and RunFolder(arguments[0]).is_begun:
             begun = RunFolder(arguments[0])
@@ -109,11 +117,10 @@ def train(
         elif finish:
             raise RecipeError("--finish ends a run given by its folder: nearkin train RUN --finish")
         given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
-        recipe = options.recipe_from(arguments, data, given, progress)
+        recipe = options.recipe_from(arguments, data, given, progress, backbone=backbone)
         folder = RunFolder(output or default_folder(recipe))
         with ConsoleObserver(progress) as bar:
-            if recipe.training.tensorboard and is_first():
-                bar.others.append(TensorBoardObserver(folder.path))
+            bar.others += trackers(recipe, folder.path)
             scores = run(
                 recipe,
                 folder,

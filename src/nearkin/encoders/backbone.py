@@ -61,6 +61,18 @@ class Backbone(nn.Module):
             elif isinstance(module, nn.MaxPool2d) and module.stride == 2:
                 module.stride = stride
 
+    def freeze_blocks(self, count: int) -> None:
+        """Keep the first ``count`` blocks and what comes before them as they are, at the cost of a forward pass."""
+        if count:
+            raise RecipeError(
+                f"encoder.frozen_blocks={count} does not work with {type(self).__name__}: leave it out, or use a "
+                "vision transformer, such as vit_tiny"
+            )
+
+    def parameter_layers(self) -> list[list[nn.Parameter]]:
+        """All parameters, from the layers next to the image to the last: those of ``training.layer_decay``."""
+        return [list(self.parameters())]
+
     def imagenet_weights(self) -> Path | None:
         """The weight file that comes with an installed package, or None when the user has to bring one."""
         return None

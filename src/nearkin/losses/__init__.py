@@ -15,13 +15,15 @@ from torch import nn
 
 from nearkin.catalogue import keyword_options as options
 from nearkin.catalogue import parts_of
+from nearkin.errors import RecipeError, did_you_mean
 from nearkin.losses.informative_samples import InformativeSampleWeights
 from nearkin.losses.pair_loss import PairLoss, Pairs
+from nearkin.losses.pml import PREFIX, PmlLoss, pml_loss
 from nearkin.losses.proxy_loss import ProxyLoss
 
 __all__ = ["InformativeSampleWeights", "PairLoss", "Pairs", "ProxyLoss", "catalogue", "kind", "options"]
 
-Kind = Literal["proxy", "pair", "wrapper"]
+Kind = Literal["proxy", "pair", "wrapper", "pml"]
 
 
 @functools.cache
@@ -34,17 +36,32 @@ def catalogue() -> dict[str, type[nn.Module]]:
     return parts_of(__name__, __path__)
 
 
+def loss_named(name: str) -> type[nn.Module]:
+    """The loss of a recipe's ``objective.name``: one of :func:`catalogue`, or ``pml:`` and a name of that library.
+
+    >>> loss_named("proxy_anchor") is catalogue()["proxy_anchor"]
+    True
+    """
+    if name.startswith(PREFIX):
+        return pml_loss(name)
+    if name not in catalogue():
+        raise RecipeError(f"unknown objective {name!r}: {did_you_mean(name, catalogue())}")
+    return catalogue()[name]
+
+
 def weightings() -> dict[str, type[nn.Module]]:
     """What can weigh the pairs of a loss that takes a ``weighting``, by its name in recipes."""
     return {"isa": InformativeSampleWeights}
 
 
 def kind(loss: type[nn.Module]) -> Kind:
-    """``"proxy"`` (needs classes and dimension), ``"pair"`` (needs neither) or ``"wrapper"`` (needs a pair loss).
+    """``"proxy"`` (needs classes and dimension), ``"pair"`` (neither), ``"wrapper"`` (a pair loss), or ``"pml"``.
 
     >>> kind(catalogue()["contrastive"])
     'pair'
     """
+    if issubclass(loss, PmlLoss):
+        return "pml"
     parameters = inspect.signature(loss).parameters
     if "num_classes" in parameters:
         return "proxy"

@@ -36,6 +36,7 @@ Positive = Annotated[int, _at_least(1)]
 Pixels = Annotated[int, _at_least(8)]
 NonNegative = Annotated[float, _at_least(0)]
 Share = Annotated[float, Rule("at least 0 and below 1", lambda value: 0 <= value < 1)]
+Factor = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)]
 
 
 def coerce(value: Any, kind: Any, where: str) -> Any:
@@ -187,7 +188,8 @@ class EncoderSection:
     normalisation: Literal["l2", "ball"] = "l2"
     """``l2``: onto the unit sphere; ``ball``: into the unit ball, where length counts too."""
     weights: str | None = None
-    """A local .safetensors or .pth file, or ``imagenet`` where the backbone brings its own."""
+    """A local .safetensors or .pth file, ``hub:OWNER/MODEL`` on the Hugging Face hub, or ``imagenet`` where the
+    backbone brings its own."""
     freeze_batch_norm: bool = False
     """Batch-norm keeps the running statistics of its pretrained weights."""
     freeze_batch_norm_affine: bool = False
@@ -201,6 +203,8 @@ class EncoderSection:
     """Channels last in memory: the same numbers, faster on most machines."""
     last_stride: int | None = None
     """Stride of the last stage: 1 for a feature map twice as fine from the same weights, where it is 2 by default."""
+    frozen_blocks: Natural = 0
+    """The first blocks of a vision transformer that do not train; nothing of them is kept for the backward pass."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """The backbone's own options."""
 
@@ -245,6 +249,8 @@ class TrainingSection:
     """For SGD."""
     beta2: Share = 0.999
     """Decay rate of the second moments of Adam and AdamW."""
+    layer_decay: Factor = 1.0
+    """Factor of the learning rate from each block of a vision transformer to the one before it, such as 0.65."""
     head_lr_multiplier: NonNegative = 1.0
     """Learning rate of the projection, as a multiple of ``learning_rate``."""
     proxy_lr_multiplier: NonNegative = 100.0
@@ -292,8 +298,10 @@ class TrainingSection:
     """Images embedded at a time; default: 256, on a CPU as many as have the pixels of 32 images of 224 × 224."""
     checkpoint_minutes: NonNegative = 5.0
     """A checkpoint is written at every evaluation, and at least this often."""
-    tensorboard: bool = False
-    """Also write TensorBoard events into the run folder (extra ``tensorboard``)."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Libraries that get the recipe, losses and scores (extras of the same names), as their environment variables say.
+    ``tensorboard`` and ``wandb`` write into the run's folder, ``mlflow`` into ``mlflow.db`` next to it, which the runs
+    there share: ``mlflow ui --backend-store-uri sqlite:///runs/mlflow.db``."""
 
 
 @dataclass(frozen=True)
@@ -430,7 +438,7 @@ def _flatten_part(part: dict[str, Any]) -> dict[str, Any]:
 INDIFFERENT = (
     "training.device",
     "training.checkpoint_minutes",
-    "training.tensorboard",
+    "training.track",
     "training.micro_batch",
     "training.cuda_graphs",
     "data.root",

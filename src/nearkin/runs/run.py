@@ -144,6 +144,8 @@ def run(
             watching = Observer() if observer is None or not ranks.is_first() else observer
             fit(state, folder, watching, finish=finish)
             scores = _final_scores(state, folder, lost)
+            if scores.test is not None:
+                watching.on_test(state, scores.test)
         folder.write_scores(scores)
         return scores
 

@@ -11,6 +11,7 @@ from typing import Any
 from nearkin import losses
 from nearkin.data.benchmarks import benchmarks
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
+from nearkin.losses.pml import PREFIX
 from nearkin.recipe import Recipe, recipes_folder
 from nearkin.recipe.reading import check_keys, layered, read_yaml
 from nearkin.runs.folder import own_photos_name
@@ -115,7 +116,8 @@ def _part_row(name: str, known: Mapping[str, RowChanges]) -> RowChanges:
     loss, _, method = name.partition("+")
     if loss in methods.catalogue() and not method:
         loss, method = next(iter(known)), loss
-    if loss not in (*known, *losses.catalogue()) or method not in ("", *methods.catalogue()):
+    is_known = loss.startswith(PREFIX) or loss in (*known, *losses.catalogue())
+    if not is_known or method not in ("", *methods.catalogue()):
         hint = did_you_mean(name, sorted({*known, *losses.catalogue(), *methods.catalogue()}))
         raise RecipeError(f"no row {name!r}, and no loss, method or LOSS+METHOD of that name: {hint}")
     if method:
@@ -123,7 +125,9 @@ def _part_row(name: str, known: Mapping[str, RowChanges]) -> RowChanges:
         changes = layered(base.changes, {"method": {"name": method}})
         return RowChanges(name, f"{base.title} with {method}", loss, changes)
     # A pair loss needs classes with several images in a batch.
-    sampler = {} if losses.kind(losses.catalogue()[loss]) == "proxy" else {"training": {"sampler": "balanced"}}
+    part = losses.loss_named(loss)
+    learns_classes = losses.kind(part) == "proxy" or getattr(part, "learns_classes", False)
+    sampler = {} if learns_classes else {"training": {"sampler": "balanced"}}
     return RowChanges(name, name, None, {"objective": {"name": loss}, **sampler})
 
 

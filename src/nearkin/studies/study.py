@@ -43,6 +43,7 @@ from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver, hours_minutes_seconds
 from nearkin.training.recipe_check import validate_all
+from nearkin.training.trackers import trackers
 
 OUT_OF_MEMORY = (OutOfMemoryError.exit_code, -9)
 """Exit codes of a run that found memory full: its own, or the system's."""
@@ -290,6 +291,7 @@ class _Runner:
             try:
                 self._make_ready(planned)
                 with ConsoleObserver(self.console) as bar:
+                    bar.others += trackers(planned.recipe, planned.folder.path)
                     run(planned.recipe, planned.folder, bar, resume=planned.folder.is_begun, progress=bar.decoding)
             except InterruptedRunError:
                 raise

@@ -127,7 +127,7 @@ def build_objective(
     >>> loss.normalisation
     'ball'
     """
-    loss = losses.catalogue()[section.name]
+    loss = losses.loss_named(section.name)
     inferred = {"normalisation": normalisation, "memory_size": num_images, **_penalties(section)}
     options: dict[str, Any] = {key: value for key, value in inferred.items() if key in losses.options(loss)}
     options |= section.options
@@ -138,7 +138,7 @@ def build_objective(
     if "pair_loss" in options:
         size = {"num_classes": num_classes, "dim": dim, "num_images": num_images}
         options["pair_loss"] = build_objective(options["pair_loss"], **size, normalisation=normalisation)
-    return loss(num_classes, dim, **options) if losses.kind(loss) == "proxy" else loss(**options)
+    return loss(num_classes, dim, **options) if losses.kind(loss) in ("proxy", "pml") else loss(**options)
 
 
 def _penalties(isa: PartSection) -> dict[str, str]:

@@ -45,6 +45,7 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
         )
     written, saved_step, writer = time.monotonic(), -1, BackgroundWriter()
     state.on_scoring = observer.on_scoring
+    observer.on_start(state)
     place_images(state)
 
     if state.step == 0 and not state.history:

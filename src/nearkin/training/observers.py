@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from nearkin.errors import require
 from nearkin.training.state import EVALUATING, Evaluation, Observer, TrainingState
 
 SHOWN = ("R@1", "MAP@R")
@@ -39,7 +37,7 @@ class ConsoleObserver(Observer):
     def __init__(self, console: Console) -> None:
         self.console = console
         self.others: list[Observer] = []
-        """Are told of steps and evaluations as well."""
+        """Follow the run as well, and are closed at its end."""
         self._bar: Progress | None = None
         self._shown: tuple[str, TaskID] | None = None
         self._first: tuple[int, float] | None = None
@@ -52,9 +50,15 @@ class ConsoleObserver(Observer):
             self._bar.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._bar is not None:
             self._bar.stop()
+        for other in self.others:
+            other.close(failed=kind is not None)
+
+    def on_start(self, state: TrainingState) -> None:
+        for other in self.others:
+            other.on_start(state)
 
     def decoding(self, done: int, total: int) -> None:
         self._show("decoding", done, total, f"{done:,}/{total:,}")
@@ -99,6 +103,10 @@ class ConsoleObserver(Observer):
         for other in self.others:
             other.on_evaluation(state, row)
 
+    def on_test(self, state: TrainingState, scores: Mapping[str, float]) -> None:
+        for other in self.others:
+            other.on_test(state, scores)
+
     def _show(self, what: str, done: int, total: int | None, note: str = "") -> None:
         if self._bar is None:
             return
@@ -108,21 +116,3 @@ class ConsoleObserver(Observer):
         if self._shown is None:
             self._shown = what, self._bar.add_task(what, total=total, note=note)
         self._bar.update(self._shown[1], completed=done, total=total, note=note)
-
-
-class TensorBoardObserver(Observer):
-    """The same numbers as TensorBoard events in the run folder (extra ``tensorboard``)."""
-
-    def __init__(self, folder: Path) -> None:
-        require("tensorboard", "tensorboard")
-        writer: Any = require("torch.utils.tensorboard", "tensorboard")
-        self.writer = writer.SummaryWriter(str(folder / "tensorboard"))
-
-    def on_step(self, state: TrainingState, loss: float, images: int) -> None:
-        self.writer.add_scalar("loss", loss, state.step)
-
-    def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
-        for name, value in row.items():
-            if isinstance(value, float):
-                self.writer.add_scalar(f"evaluation/{name}", value, state.step)
-        self.writer.flush()

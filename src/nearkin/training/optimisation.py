@@ -27,17 +27,25 @@ def parameter_groups(
 ) -> list[dict[str, Any]]:
     """Backbone, head, proxies and whatever else the objective learns, each with its learning rate.
 
-    Only what lies in a proxy bank takes the proxies' multiplier; a trained margin takes the plain rate.
+    With ``training.layer_decay`` each layer of the backbone has its own, the last one the rate itself. Only what lies
+    in a proxy bank, or what a loss of another library learns for the classes, takes the proxies' multiplier; a
+    trained margin takes the plain rate.
     """
-    rate = training.learning_rate
+    rate, proxy_rate = training.learning_rate, training.learning_rate * training.proxy_lr_multiplier
     proxies = [p for bank in banks_in(*objectives) for p in bank.parameters()]
-    banked = {id(p) for p in proxies}
-    unbanked = [p for objective in objectives for p in objective.parameters() if id(p) not in banked]
+    class_weights = [p for objective in objectives for p in getattr(objective, "class_weights", ())]
+    fast = {id(p) for p in [*proxies, *class_weights]}
+    others = [p for objective in objectives for p in objective.parameters() if id(p) not in fast]
+    layers = encoder.backbone.parameter_layers() if training.layer_decay != 1 else [list(encoder.backbone.parameters())]
     groups = [
-        {"name": "backbone", "params": list(encoder.backbone.parameters()), "lr": rate},
+        *(
+            {"name": "backbone", "params": layer, "lr": rate * training.layer_decay**below}
+            for below, layer in enumerate(reversed(layers))
+        ),
         {"name": "head", "params": list(encoder.head_parameters()), "lr": rate * training.head_lr_multiplier},
-        {"name": "proxies", "params": proxies, "lr": rate * training.proxy_lr_multiplier},
-        {"name": "objective", "params": unbanked, "lr": rate},
+        {"name": "proxies", "params": proxies, "lr": proxy_rate},
+        {"name": "objective", "params": class_weights, "lr": proxy_rate},
+        {"name": "objective", "params": others, "lr": rate},
     ]
     for group in groups:
         group["params"] = [p for p in group["params"] if p.requires_grad]  # type: ignore[attr-defined]

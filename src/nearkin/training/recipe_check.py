@@ -16,8 +16,10 @@ from nearkin.catalogue import keyword_options
 from nearkin.data.source import is_benchmark
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.encoder import build_pooling
+from nearkin.encoders.hub import weights_file
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
+from nearkin.losses.pml import PREFIX
 from nearkin.ranks import world
 from nearkin.recipe import PartSection, ProtocolSection, Recipe, coerce
 from nearkin.recipe.reading import find_recipe, read_part, read_recipe
@@ -54,7 +56,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
     return with_absolute_paths(
         recipe.replace(
             objective=_checked_objective(recipe.objective, "objective"),
-            method=_checked_part(recipe.method, "method", methods.catalogue()),
+            method=_checked_part(recipe.method, "method", _named(methods.catalogue(), recipe.method.name, "method")),
         )
     )
 
@@ -69,6 +71,8 @@ def validate(recipe: Recipe) -> None:
     """
     device = pick_device(recipe.training.device)
     autocast_dtype(recipe.training.precision, device)
+    if recipe.objective.name.startswith(PREFIX) and (recipe.method.name != "plain" or world() > 1):
+        raise RecipeError(f"{recipe.objective.name} works with method.name=plain in one process")
     methods.catalogue()[recipe.method.name].check(recipe)
     check_schedule(recipe)
     data_of(recipe)
@@ -125,11 +129,14 @@ def _absolute(path: str) -> str:
     return os.path.abspath(given) if given.exists() else path
 
 
-def _checked_part(section: PartSection, where: str, parts: Mapping[str, type]) -> PartSection:
-    name = section.name
+def _named(parts: Mapping[str, type], name: str, where: str) -> type:
     if name not in parts:
         raise RecipeError(f"unknown {where} {name!r}: {did_you_mean(name, parts)}")
-    known = keyword_options(parts[name])
+    return parts[name]
+
+
+def _checked_part(section: PartSection, where: str, part: type) -> PartSection:
+    name, known = section.name, keyword_options(part)
     for key in section.options:
         if key not in known:
             raise RecipeError(f"unknown key '{where}.{key}' for {name}: {did_you_mean(str(key), ['name', *known])}")
@@ -144,20 +151,20 @@ def _checked_objective(section: PartSection, where: str) -> PartSection:
     """A loss with its options; a wrapper's ``pair_loss`` and a loss's ``weighting`` are parts inside the part."""
     nested = {key: section.options[key] for key in ("pair_loss", "weighting") if key in section.options}
     options = {key: value for key, value in section.options.items() if key not in nested}
-    checked = _checked_part(PartSection(section.name, options), where, losses.catalogue())
-    loss = losses.catalogue()[section.name]
+    checked = _checked_part(PartSection(section.name, options), where, loss := losses.loss_named(section.name))
     parts: dict[str, PartSection] = {}
     if losses.kind(loss) == "wrapper":
         inner = read_part(nested.pop("pair_loss", "contrastive"), f"{where}.pair_loss")
         parts["pair_loss"] = _checked_objective(inner, f"{where}.pair_loss")
-        if losses.kind(losses.catalogue()[inner.name]) != "pair":
+        if losses.kind(losses.loss_named(inner.name)) != "pair":
             raise RecipeError(f"{where}.pair_loss must be a pair loss, got {inner.name!r}")
     if "weighting" in nested and "weighting" in losses.options(loss):
         weighting = nested.pop("weighting")
         if weighting is not None:
             content = {"name": "isa", **weighting} if isinstance(weighting, Mapping) else weighting
             part = read_part(content, f"{where}.weighting")
-            parts["weighting"] = _checked_part(part, f"{where}.weighting", losses.weightings())
+            chosen = _named(losses.weightings(), part.name, f"{where}.weighting")
+            parts["weighting"] = _checked_part(part, f"{where}.weighting", chosen)
     if nested:
         raise RecipeError(f"{section.name} takes no {' or '.join(nested)}")
     return PartSection(section.name, {**checked.options, **parts})
@@ -176,13 +183,14 @@ def _check_scores(protocol: ProtocolSection) -> None:
 
 def _check_encoder(recipe: Recipe) -> None:
     section, weights = recipe.encoder, recipe.encoder.weights
-    if weights not in (None, "imagenet") and not Path(weights).expanduser().is_file():
-        remedy = "give a local .safetensors or .pth, or encoder.weights=null to start from scratch"
+    if weights not in (None, "imagenet") and not weights_file(weights).is_file():
+        remedy = "give a local .safetensors or .pth, hub:OWNER/MODEL, or encoder.weights=null to start from scratch"
         raise DataError(f"encoder.weights names {weights!r}, which is not a file: {remedy}")
     build_pooling(section.pooling)
     if ":" in section.backbone:
         return
     backbone = build_backbone(section.backbone, dict(section.options), last_stride=section.last_stride)
+    backbone.freeze_blocks(section.frozen_blocks)
     with contextlib.suppress(MissingExtraError):  # a study continues with the rows that do not need it
         if weights == "imagenet" and backbone.imagenet_weights() is None:
             raise RecipeError(

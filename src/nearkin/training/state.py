@@ -358,11 +358,20 @@ class Method:
 class Observer:
     """Follows a run, as a progress bar does; does nothing unless overridden."""
 
+    def on_start(self, state: TrainingState) -> None:
+        """Before the first step of a run, or of the continuation of one."""
+
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
         """After a step on so many ``images``."""
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
         """After an evaluation, which is a ``row`` of ``evaluations.csv``."""
+
+    def on_test(self, state: TrainingState, scores: Mapping[str, float]) -> None:
+        """After the chosen weights were scored on the test classes, at the end."""
+
+    def close(self, *, failed: bool) -> None:
+        """When the run has ended; ``failed`` also where it was interrupted."""
 
     def on_scoring(self, what: str, done: int, total: int) -> None:
         """While images are embedded to be scored: what is scored, how many are ``done``, and their ``total``."""

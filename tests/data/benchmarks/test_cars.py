@@ -5,7 +5,7 @@ import pytest
 import scipy.io
 
 from nearkin.data.benchmarks import benchmarks, read_benchmark
-from nearkin.errors import DataError
+from nearkin.errors import DataError, Notice
 
 CARS = benchmarks()["cars"]
 LABELS = (1, 98, 99, 196, 1)
@@ -107,3 +107,28 @@ def test_neither_annotations_nor_class_folders(tmp_path):
     (tmp_path / "cars" / "car_ims").mkdir(parents=True)
     with pytest.raises(DataError, match=r"there is no cars_annos.mat \(or class folders\)\nExpected layout"):
         read_benchmark("cars", tmp_path)
+
+
+def test_a_copy_that_lacks_a_few_images_is_read_and_they_are_counted(tmp_path):
+    sizes = {"train": 8048, "test": 8122}  # as of a common mirror: 6 and 9 fewer than published
+    root = tmp_path / "cars196"
+    for split, numbers in (("train", range(98)), ("test", range(98, 196))):
+        for number in numbers:
+            folder = root / split / f"Model {number:03d}"
+            folder.mkdir(parents=True)
+            more = sizes[split] - 98 * (sizes[split] // 98)
+            for image in range(sizes[split] // 98 + (number % 98 < more)):
+                (folder / f"{image}.jpg").touch()
+    with pytest.warns(Notice) as said:
+        table = CARS.read(root)
+    assert len(table) == 16_170
+    assert {
+        word for warning in said for word in ("6 of the 8,054", "9 of the 8,131") if word in str(warning.message)
+    } == {
+        "6 of the 8,054",
+        "9 of the 8,131",
+    }
+    for file in list((root / "test" / "Model 100").iterdir())[:40]:
+        file.unlink()
+    with pytest.raises(DataError, match="8,082"):
+        CARS.read(root)

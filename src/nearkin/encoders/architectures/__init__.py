@@ -29,7 +29,7 @@ def backbones() -> dict[str, Builder]:
     """Every backbone by its name in recipes; each builder takes keyword-only options.
 
     >>> sorted(backbones())
-    ['bn_inception', 'efficientnet_lite0', 'efficientnet_lite2', 'googlenet', 'resnet18', 'resnet50', ...]
+    ['bn_inception', 'clip_base', 'dino_base', 'dino_small', 'dinov2_base', 'dinov2_small', ...]
     """
     return dict(_catalogue("BACKBONES"))
 
@@ -79,3 +79,15 @@ def build_backbone(
     if last_stride is not None:
         backbone.set_last_stride(last_stride)
     return backbone
+
+
+def default_weights(name: str) -> str | None:
+    """The pretrained weights that a backbone is known to work with, as ``encoder.weights`` names them.
+
+    >>> default_weights("vit_tiny"), default_weights("resnet50")
+    ('hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)
+    """
+    builder = backbones().get(name)
+    if hub := getattr(builder, "hub_weights", None):
+        return str(hub)
+    return "imagenet" if builder is not None and builder().imagenet_weights() else None

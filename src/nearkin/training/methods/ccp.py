@@ -109,7 +109,7 @@ class Ccp(Method):
     def check(cls, recipe: Recipe) -> None:
         super().check(recipe)
         name, options = recipe.objective.name, recipe.method.options
-        kind, ccp = losses.kind(losses.catalogue()[name]), cls(**options)
+        kind, ccp = losses.kind(losses.loss_named(name)), cls(**options)
         if kind == "wrapper":
             raise RecipeError(f"CCP cannot give proxies to {name}, which has references of its own: use the pair loss")
         if name == "vcpa" and recipe.objective.options.get("newton_steps", 10) != 0:

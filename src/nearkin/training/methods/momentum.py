@@ -35,7 +35,7 @@ class Momentum(Method):
     @classmethod
     def check(cls, recipe: Recipe) -> None:
         name = recipe.objective.name
-        if not getattr(losses.catalogue()[name], "wants_momentum_encoder", False):
+        if not getattr(losses.loss_named(name), "wants_momentum_encoder", False):
             raise RecipeError(f"{name} has no queue for a momentum network to fill: use method.name=plain")
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
