@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nearkin.encoders.backbone import Backbone
+from nearkin.encoders.preprocessing import IMAGENET
 from nearkin.errors import MissingExtraError, NearkinError, RecipeError
 from nearkin.training import recipe_check as recipes
 from nearkin.training.recipe_check import load_recipe, validate, validate_all
@@ -50,11 +52,15 @@ def test_a_look_at_the_backbone_takes_no_random_numbers():
 
 
 def test_weights_that_only_an_extra_brings_are_left_for_the_run_to_miss(monkeypatch):
-    class Bare(torch.nn.Module):
+    class Bare(Backbone):
         def imagenet_weights(self):
             raise MissingExtraError("this needs 'x'")
 
-    monkeypatch.setattr(recipes, "build_backbone", lambda name, options, **_: Bare())
+    monkeypatch.setattr(
+        recipes,
+        "build_backbone",
+        lambda name, options, **_: Bare(out_channels=8, input_size=32, preprocessing=IMAGENET),
+    )
     validate(load_recipe(SMALL, ["encoder.weights=imagenet"]))
     monkeypatch.setattr(Bare, "imagenet_weights", lambda self: None)
     with pytest.raises(RecipeError, match="does not bring ImageNet weights"):
