@@ -354,3 +354,11 @@ def test_a_ranking_is_followed_as_far_as_the_scores_look():
     assert (depth.tolist(), first.tolist()) == ([6, 6, 6, 8], [6, 6, 6, 8])
     depth, first = retrieval.depths([few, many], num_true[:3], 5)
     assert (depth.tolist(), first.tolist()) == ([5, 5, 5], [5, 5, 5])
+
+
+def test_one_rank_below_the_last_true_reference_still_counts():
+    angles = torch.tensor([0.0, 1.0, 2.4, 4.0]) / 10
+    embeddings = torch.stack([angles.cos(), angles.sin()], dim=1)
+    # Every query has one true reference, and a wrong image is nearer. It is second for the first and the last query.
+    scores = retrieval_scores(embeddings, [0, 1, 0, 1], scores=["R@1", "R@2"])
+    assert (scores["R@1"], scores["R@2"]) == (0.0, 0.5)

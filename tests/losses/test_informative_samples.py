@@ -118,6 +118,15 @@ def test_outliers_are_neither_counted_nor_remembered():
     assert shares == pytest.approx([2 / 3, 0.0, 1 / 3], abs=1e-6)
 
 
+def test_the_memory_takes_outliers_until_the_filter_is_on():
+    weighting = known(InformativeSampleWeights(**SIZES, memory_size=5), counts=[200] * 3, average=[0.9] * 3)
+    weighting.memory_on, weighting.filter_on = True, False
+    embeddings, proxies = torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.eye(2)[[0, 1, 0]]
+    weighting.update(embeddings, torch.tensor([0, 0]), embeddings @ proxies.T, cosine_to(proxies))
+    assert weighting.counts.tolist() == [202, 200, 200]
+    assert weighting.memory_labels.tolist() == [0, 0, 3, 3, 3, 3]
+
+
 def test_without_the_memory_only_the_counts_change():
     weighting = InformativeSampleWeights(**SIZES, memory_size=5)
     before = copy.deepcopy(weighting.state_dict())
