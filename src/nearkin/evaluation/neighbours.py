@@ -56,6 +56,8 @@ _PAIRS = 1 << 16
 """Numbers of pairs of vectors that are compared at a time, within the processor's cache."""
 _BEYOND = 32
 """Places beyond the k-th that are kept, among which there is usually one that is clearly farther."""
+_GPU_ROWS = 128
+"""A GPU computes products of so many queries together: blocks are multiples of it."""
 _MOST_WORKERS = 16
 
 _TRUSTED_BITS = 44
@@ -235,7 +237,8 @@ class _Search:
         while (start := stop) < len(depth):
             most = min(_QUERIES, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
             if self.queries.is_cuda:
-                most = _gpu_block_bytes(self.rows.device) // (8 * len(self.rows))
+                most = _gpu_block_bytes(self.rows.device) // (12 * len(self.rows))
+                most -= most % _GPU_ROWS if most > _GPU_ROWS else 0
             stop = min(start + max(1, most), len(depth))
             blocks.append(slice(start, stop))
         return blocks
@@ -283,16 +286,19 @@ class _Search:
         return gaps
 
     def _nearest_on_gpu(self, query: Any, places: int) -> tuple[Ints, Floats]:
-        # What orders the references is computed in one pass, and made a gap only for the nearest.
         closeness = query @ self.rows.T
         if self.squares is not None:
             closeness = torch.addmm(self.squares, query, self.rows.T, alpha=-2.0).neg_()
-        near = closeness.topk(min(places + _BEYOND, len(self.rows)), dim=1)
-        gaps = self._gaps_on_gpu(near.values, query)
-        if self._cut_short(query, gaps, places):
-            near = closeness.sort(dim=1, descending=True)
-            gaps = self._gaps_on_gpu(near.values, query)
-        return near.indices.cpu().numpy(), gaps
+        # What is near in float32 is found in a quarter of the time, and ordered by the products in float64.
+        ids = closeness.float().topk(min(places + _BEYOND, len(self.rows)), dim=1, sorted=False).indices
+        near, order = closeness.gather(1, ids).sort(dim=1, descending=True)
+        ids, gaps = ids.gather(1, order), self._gaps_on_gpu(near, query)
+        # What was left out is at most a rounding to float32 nearer than the last that was kept.
+        last = near[:, -1:].abs().mul_(2.0**-22).add_(2.0**-125).cpu().numpy()
+        if self._cut_short(query, np.minimum(gaps, gaps[:, -1:] - last), places):
+            near, ids = closeness.sort(dim=1, descending=True)
+            gaps = self._gaps_on_gpu(near, query)
+        return ids.cpu().numpy(), gaps
 
     def _gaps_on_gpu(self, closeness: Any, query: Any) -> Floats:
         own = 1.0 if self.squares is None else (query * query).sum(1)[:, None]
@@ -395,9 +401,9 @@ class _Search:
 
 
 def _gpu_block_bytes(device: Any) -> int:
-    """Memory for the products of a block of queries, of which each worker has one."""
+    """Memory for the products of a block of queries in float64 and float32, of which each worker has one."""
     free: int = torch.cuda.mem_get_info(device)[0]
-    return min(2**30, free // (3 * _MOST_WORKERS))
+    return min(3 * 2**29, free // (2 * _MOST_WORKERS))
 
 
 def _tiles(x: Any) -> Iterator[Any]:
