@@ -34,10 +34,11 @@ DECIDED = ("study", "group", "row", "seed")
 
 def number(value: float) -> str:
     """
-    >>> number(1e-4), number(0.25), number(30.0)
-    ('1e-4', '0.25', '30')
+    >>> number(1e-4), number(2.5e-5), number(0.25), number(30.0)
+    ('1e-4', '2.5e-5', '0.25', '30')
     """
-    return f"{value:g}" if value >= 1e-2 else f"{value:.0e}".replace("e-0", "e-")
+    mantissa, _, exponent = f"{value:e}".partition("e")
+    return f"{value:g}" if value >= 1e-2 else f"{float(mantissa):g}e{int(exponent)}"
 
 
 def in_words(recipe: Recipe) -> str:

@@ -160,9 +160,9 @@ def how_trained(rows: list[Row]) -> str:
     for row in rows:
         rest = ", ".join(part for part in row.trained if part not in common)
         own.setdefault(rest, []).append(row.name)
-    told = [f"All rows: {', '.join(common)}."] if common else []
-    told += [f"*{'*; *'.join(dict.fromkeys(names))}*: {rest}." for rest, names in own.items() if rest]
-    return " ".join(told)
+    sentences = [f"All rows: {', '.join(common)}."] if common else []
+    sentences += [f"*{'*; *'.join(dict.fromkeys(names))}*: {rest}." for rest, names in own.items() if rest]
+    return " ".join(sentences)
 
 
 def readme_table() -> str:
@@ -231,8 +231,8 @@ def speed() -> str:
         for count in (1, 64)
     )
     sides = {each["side"]: median(turn["cpu_ms_per_image"] for turn in each["rounds"]) for each in read(embed)}
-    told = (ROOT / "benchmarks" / "results" / gallery).read_text(encoding="utf-8")
-    train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", told, flags=re.M)[:3]
+    log = (ROOT / "benchmarks" / "results" / gallery).read_text(encoding="utf-8")
+    train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", log, flags=re.M)[:3]
     rows = [
         ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
         ("Proxy-Anchor forward and backward, 11,318 classes", "2 CPU cores", losses, anchor[0], f"pytorch-metric-learning {anchor[1]}"),
