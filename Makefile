@@ -8,7 +8,7 @@
 # make docs    the documentation as a site that opens from the disk: build/docs/index.html
 # make test-lowest    the suite with the lowest versions that pyproject.toml allows
 # make release-check  wheel and sdist built, and the quick start gone through with the wheel alone
-# make readme, make licences  write the figures of README.md from results/, and docs/licences.md from what is installed
+# make results, make licences  write the tables of README.md and docs/results.md from results/, and docs/licences.md from what is installed
 
 PYTHON ?= python3
 VENV   := .venv
@@ -17,7 +17,7 @@ PIP    := $(BIN)/python -m pip install --disable-pip-version-check --constraint 
 LOG    := $(VENV)/install.log
 LOGGED := > $(LOG) 2>&1 || { tail -n 20 $(LOG); echo "The installation failed; all that pip said is in $(LOG)"; exit 1; }
 
-.PHONY: added coverage demo docs mutants test test-all test-lowest test-oldest test-portable release-check readme licences lint format clean
+.PHONY: added coverage demo docs mutants test test-all test-lowest test-oldest test-portable release-check results licences lint format clean
 
 demo: $(VENV)/.runtime
 	$(BIN)/nearkin train glyphs/demo --output runs/demo --overwrite --verbose
@@ -82,8 +82,8 @@ test-lowest: $(VENV)/.development
 release-check: | $(BIN)/python
 	$(BIN)/python tools/release_check.py
 
-readme: $(VENV)/.development
-	$(BIN)/python tools/readme.py
+results: $(VENV)/.development
+	$(BIN)/python tools/results.py
 
 licences: $(VENV)/.development
 	$(BIN)/python tools/licences.py

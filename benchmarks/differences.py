@@ -1,15 +1,15 @@
 """Rows of stored runs compared with each other: difference, 95 % interval, and how many more seeds would decide it.
 
-    python benchmarks/differences.py results/cub/2026-11-15-compare-batch120.json vcpa:proxy_anchor profs:contrastive
-    python benchmarks/differences.py FILE --group "30 epochs, batch 120" proxy_isa:proxy_anchor
-    python benchmarks/differences.py results/cub/2026-11-16-reality-check.json --across-groups c2_ccp:c2
-    python benchmarks/differences.py FILE OTHER --group "16 epochs, batch 120" head_init-pca:proxy_anchor
-    python benchmarks/differences.py FILE OTHER --together dim-2048:dim-512 dim-2048-224:dim-512-224
+    python benchmarks/differences.py cub/compare-batch120 vcpa:proxy_anchor profs:contrastive
+    python benchmarks/differences.py cub/long --group "30 epochs, batch 120" proxy_isa:proxy_anchor
+    python benchmarks/differences.py cub/reality-check --across-groups c2_ccp:c2
+    python benchmarks/differences.py cub/isa cub/head-init --group "16 epochs, batch 120" head_init-pca:proxy_anchor
+    python benchmarks/differences.py cub/best cub/best-wide --together dim-2048:crop_scale-0.25
 
-For files in ``results/``, lists of runs with ``row``, ``seed`` and ``test``, several taken as one; of folders ``nearkin
-compare`` says the same. Seeds are paired where both rows have the same, and so are groups, such as folds, with
-``--across-groups``. Of runs with the same row and seed the last counts, or with ``--across-files`` one of each file;
-where such runs are rather one than several, ``--by-seed`` averages them first.
+For studies in ``results/``, each named DATA/STUDY, several taken as one; of folders ``nearkin compare`` says the same.
+Seeds are paired where both rows have the same, and so are groups, such as folds, with ``--across-groups``. Of runs with
+the same row and seed the last counts, or with ``--across-studies`` one of each study; where such runs are rather one
+than several, ``--by-seed`` averages them first.
 """
 
 from __future__ import annotations
@@ -24,38 +24,49 @@ from nearkin.evaluation.statistics import difference_by_seed
 from nearkin.report.differences import Comparison, differences_part, how_to_read
 from nearkin.report.table import markdown_table
 
+RESULTS = Path(__file__).parents[1] / "results"
 SCORES = ("R@1", "MAP@R")
+
+
+def study(name: str) -> list[dict[str, Any]]:
+    """The runs of a study in ``results/``, named DATA/STUDY."""
+    every = [json.loads(line) for file in sorted(RESULTS.rglob("*.jsonl")) for line in file.open(encoding="utf-8")]
+    found = [run for run in every if f"{run['data']}/{run['study']}" == name]
+    if not found:
+        known = sorted({f"{run['data']}/{run['study']}" for run in every})
+        raise SystemExit(f"no study {name!r} in results/: there are {', '.join(known)}")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("given", nargs="+", metavar="FILE|ROW:BASE", help="JSON files of runs, and names of rows")
+    parser.add_argument("given", nargs="+", metavar="DATA/STUDY|ROW:BASE", help="studies, and names of rows")
     parser.add_argument("--group", action="append", help="only runs of this group; again for another")
     parser.add_argument("--across-groups", action="store_true", help="a run of each group counts as a seed of its own")
-    parser.add_argument("--across-files", action="store_true", help="and so does a run of each file")
+    parser.add_argument("--across-studies", action="store_true", help="and so does a run of each study")
     parser.add_argument("--by-seed", action="store_true", help="those of one seed are averaged first")
     parser.add_argument("--together", action="store_true", help="all pairs as one")
     parser.add_argument("--last", action="store_true", help="the last epoch instead of the reported one")
     arguments = parser.parse_intermixed_args()
-    files = [name for name in arguments.given if name.endswith(".json")]
-    pairs = [name for name in arguments.given if name not in files]
-    if not files or not pairs:
-        parser.error("at least one JSON file of runs and one ROW:BASE are needed")
-    runs = [(place, run) for place, name in enumerate(files) for run in json.loads(Path(name).read_text("utf-8"))]
+    names = [name for name in arguments.given if ":" not in name]
+    pairs = [name for name in arguments.given if ":" in name]
+    if not names or not pairs:
+        parser.error("at least one study, DATA/STUDY, and one ROW:BASE are needed")
+    runs = [(place, run) for place, name in enumerate(names) for run in study(name)]
     groups = list(dict.fromkeys(run.get("group") for _, run in runs))
     rows: dict[str, dict[Any, dict[str, float]]] = {}
     for place, run in runs:
         if arguments.group is None or run.get("group") in arguments.group:
             group = groups.index(run.get("group")) * arguments.across_groups
-            seed = (place * arguments.across_files, group, run["seed"])
-            rows.setdefault(run.get("row") or run["run"], {})[seed] = run["last" if arguments.last else "test"]
+            seed = (place * arguments.across_studies, group, run["seed"])
+            rows.setdefault(run["row"], {})[seed] = run["last" if arguments.last else "test"]
     if arguments.by_seed:
         rows = {name: averaged_by_seed(each) for name, each in rows.items()}
     named: list[list[str]] = []
     for pair in pairs:
         row, _, base = pair.partition(":")
         if row not in rows or base not in rows:
-            raise SystemExit(f"no rows {pair!r}, written ROW:BASE, in {', '.join(files)}: there are {', '.join(rows)}")
+            raise SystemExit(f"no rows {pair!r}, written ROW:BASE, in {', '.join(names)}: there are {', '.join(rows)}")
         named.append([row, base])
     if arguments.together:
         both = list(zip(*named, strict=True))  # all rows, all bases

@@ -2,7 +2,7 @@
 
     python benchmarks/selection.py runs/selection/cub-*     (folders of nearkin compare, one for each split)
     python benchmarks/selection.py runs/selection/cub-* --classes 8,15,25 --draws 100 --json selection.json
-    python benchmarks/selection.py results/cub/2026-11-15-tuning.json results/glyphs/2026-11-15-tuning.json
+    python benchmarks/selection.py cub/tuning glyphs/tuning       (studies in results/)
 
 Rows of folders that held out as large a share of the classes are put together: a fold, or a seed of the split, is a
 split of its own. Spearman's ρ is of the rows' validation score with their mean test score over all splits and seeds: of
@@ -13,9 +13,8 @@ validation images are embedded again by the reported weights, and scored in draw
 the same ones for all rows: what fewer validation classes would have said of the same models. ρ is then the mean over
 the draws, the range holds 95 % of them.
 
-JSON files are lists of runs with ``row`` or ``run``, ``best`` or ``validation``, and ``test``; each group in them is
-taken by itself, or as one split of several with --across-groups, or all together with --pool. Nothing is written
-unless --json says where.
+Each group of a study in ``results/`` is taken by itself, or as one split of several with --across-groups, or all
+together with --pool. Nothing is written unless --json says where.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from differences import study
 from scipy.stats import spearmanr
 
 from losses import setting
@@ -52,16 +52,16 @@ class Run:
     test: Scores
 
 
-def stored_runs(file: Path, *, pool: bool, across: bool = False) -> list[Run]:
-    """Of a JSON file in ``results/``: those whose epoch was chosen on validation classes."""
+def stored_runs(name: str, *, pool: bool, across: bool = False) -> list[Run]:
+    """Of a study in ``results/``: those whose epoch was chosen on validation classes."""
     found = []
-    for each in json.loads(file.read_text(encoding="utf-8")):
+    for each in study(name):
         if each.get("protocol", "validation") not in ("validation", "mlrc"):
             continue
-        group, name = each.get("group", ""), each.get("row") or each["run"]
-        rule = "stored" if pool else f"{file.parent.name}/{file.stem[11:]} {'' if across else group}".strip()
-        row = f"{file} {group} {name}" if pool else name
-        found.append(Run(rule, row, group if across else "0", "", each.get("best") or each["validation"], each["test"]))
+        group, row = each.get("group", ""), each["row"]
+        rule = "stored" if pool else f"{name} {'' if across else group}".strip()
+        row = f"{name} {group} {row}" if pool else row
+        found.append(Run(rule, row, group if across else "0", "", each["best"], each["test"]))
     return found
 
 
@@ -203,17 +203,18 @@ def cells(each: Mapping[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path, help="folders of nearkin compare, or JSON files of runs")
+    parser.add_argument("paths", nargs="+", help="folders of nearkin compare, or studies in results/ as DATA/STUDY")
     parser.add_argument("--classes", default="", help="also so many validation classes, with commas between")
     parser.add_argument("--draws", type=int, default=50, help="draws of classes; default 50")
-    parser.add_argument("--across-groups", action="store_true", help="groups of a JSON file are splits, such as folds")
-    parser.add_argument("--pool", action="store_true", help="runs of all JSON files as one list")
+    parser.add_argument("--across-groups", action="store_true", help="groups of a study are splits, such as folds")
+    parser.add_argument("--pool", action="store_true", help="runs of all studies as one list")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures there")
     arguments = parser.parse_args()
-    opened = folder_runs([path for path in arguments.paths if path.is_dir()])
+    folders = [path for path in map(Path, arguments.paths) if path.is_dir()]
+    opened = folder_runs(folders)
     runs = [run for run, _ in opened]
-    for file in (path for path in arguments.paths if path.is_file()):
-        runs += stored_runs(file, pool=arguments.pool, across=arguments.across_groups)
+    for name in (name for name in arguments.paths if Path(name) not in folders):
+        runs += stored_runs(name, pool=arguments.pool, across=arguments.across_groups)
     if not runs:
         raise SystemExit("no finished run with validation classes was found: name folders of nearkin compare")
     found_with = setting("cuda" if torch.cuda.is_available() else "cpu")

@@ -22,6 +22,7 @@ extensions = [
     "catalogued",
     "docstrings",
     "mermaid_picture",
+    "repository_links",
     "search_page",
 ]
 exclude_patterns = ["_build", "_extensions", "_templates"]

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "examples" / "README.md"),
     *(page for page in sorted((ROOT / "docs").rglob("*.md")) if "_build" not in page.parts),
+    *sorted((ROOT / "results" / "notes").glob("*.md")),
 ]
 
 
@@ -33,11 +34,20 @@ def test_python_blocks_run(code):
     assert names
 
 
-def test_links_lead_somewhere():
-    for page in PAGES:
-        for target in re.findall(r"\]\(([^)#]+?)\)", page.read_text()):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+def anchors(page):
+    """The headings of a page as a git viewer names them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), flags=re.M)
+    return {re.sub(r"[^\w\s-]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: f"{page.parent.name}-{page.stem}")
+def test_links_lead_somewhere(page):
+    for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text()):
+        if "://" not in target:
+            path = page.parent / target if target else page
+            assert path.exists(), target
+            if anchor and path.suffix == ".md":
+                assert anchor in anchors(path), f"{target}#{anchor}"
 
 
 @pytest.mark.parametrize(

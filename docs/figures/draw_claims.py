@@ -1,4 +1,4 @@
-"""Draws what each method gains over its base on CUB, beside what its paper claims, from the files in ``results/``.
+"""Draws what each method gains over its base on CUB, beside what its paper claims, from ``results/``.
 
 python docs/figures/draw_claims.py            # docs/figures/claims.png
 """
@@ -15,14 +15,15 @@ from matplotlib.figure import Figure
 from nearkin.evaluation.statistics import Difference, difference_by_seed
 
 RESULTS = Path(__file__).resolve().parents[2] / "results" / "cub"
+RUNS = [json.loads(line) for file in sorted(RESULTS.glob("*.jsonl")) for line in file.open(encoding="utf-8")]
 COLOURS = {"above": "#0072b2", "below": "#d55e00", "undecided": "#777777"}
 
 
 class Claim(NamedTuple):
-    """A row of runs that is held against another one of the same files, and the gain that the paper has, in points."""
+    """A row of runs that is compared with another of the same studies, and the gain that the paper has, in points."""
 
     title: str
-    files: str | tuple[str, ...]
+    studies: str | tuple[str, ...]
     row: str
     base: str
     published: float | None
@@ -37,52 +38,51 @@ class Claim(NamedTuple):
     def gain(self) -> Difference:
         """Of R@1 on the test classes."""
         runs = [
-            ((file, *(run[key] for key in self.paired_by)), run)
-            for file in _several(self.files)
-            for run in json.loads((RESULTS / file).read_text(encoding="utf-8"))
-            if not self.groups or run["group"] in _several(self.groups)
+            ((run["study"], *(run[key] for key in self.paired_by)), run)
+            for run in RUNS
+            if run["study"] in _several(self.studies) and (not self.groups or run["group"] in _several(self.groups))
         ]
         mine, theirs = (
             {pair: run[self.scores]["R@1"] for pair, run in runs if run["row"] == row} for row in (self.row, self.base)
         )
         found = difference_by_seed(mine, theirs)
-        assert found is not None, f"{self.files} lack {self.row} or {self.base}"
+        assert found is not None, f"{self.studies} lack {self.row} or {self.base}"
         return found
 
 
-CCP = "2026-11-16-reality-check.json"
+CCP = "reality-check"
 FOLD = ("group", "seed")
-LONG = "2026-11-17-sixty-epochs.json"
-ISA_FILES = ("2026-11-16-isa.json", LONG)
+LONG = "sixty-epochs"
+ISA_STUDIES = ("isa", LONG)
 ISA_5 = ("30 epochs, as the authors train", "ISA, halved every 5")
 ISA_10 = ("30 epochs, as the authors train, halved every 10", "ISA, halved every 10")
-VCPA = ("2026-11-16-vcpa.json", LONG)
+VCPA = ("vcpa", LONG)
 VCPA_GROUPS = ("batch 180, the first 15 or 18 of 30 epochs", "VCPA")
-MPA = "2026-11-16-mpa.json"
+MPA = "mpa"
 MPA_GROUPS = ("batch 180, 30 epochs", "batch 180, the first 12 of 30 epochs")
-PROFS = ("2026-11-16-profs.json", "12 epochs, an evaluation each")
+PROFS = ("profs", "12 epochs, an evaluation each")
 LONGER = "24 epochs, an evaluation every two"
 LONGEST = "60 epochs, an evaluation every three"
 CLAIMS = (
     Claim("C2-CCP, reality check, pull 2e-4", CCP, "c2_ccp", "c2", 2.7, paired_by=FOLD),
     Claim(
-        *("C2-CCP, reality check, pull 0.1", (CCP, "2026-11-17-reality-check.json"), "c2_ccp_pull_1e-1", "c2", 2.7),
+        *("C2-CCP, reality check, pull 0.1", (CCP, "reality-check-again"), "c2_ccp_pull_1e-1", "c2", 2.7),
         paired_by=FOLD,
     ),
     Claim("C1-CCP, reality check, pull 2e-4", CCP, "c1_ccp", "c1", 3.4, paired_by=FOLD),
     Claim("C1-CCP, reality check, pull 0.1", CCP, "c1_ccp_pull_1e-1", "c1", 3.4, paired_by=FOLD),
     Claim("MS-CCP, reality check, pull 2e-4", CCP, "ms_ccp", "ms", 3.9, paired_by=FOLD),
     Claim("MS-CCP, reality check, pull 0.1", CCP, "ms_ccp_pull_1e-1", "ms", 3.9, paired_by=FOLD),
-    Claim("VCPA, a tenth of the images", "2026-11-16-vcpa-tenth.json", "vcpa_003", "proxy_anchor", 2.3, "batch 180"),
+    Claim("VCPA, a tenth of the images", "vcpa-tenth", "vcpa_003", "proxy_anchor", 2.3, "batch 180"),
     Claim("VCPA, divided by all classes", VCPA, "vcpa", "proxy_anchor", 1.4, VCPA_GROUPS),
     Claim("VCPA, divided by present classes", VCPA, "vcpa_present", "proxy_anchor", 1.4, VCPA_GROUPS),
     Claim("MPA", (MPA, LONG), "mpa", "proxy_anchor", 0.5, (*MPA_GROUPS, "MPA")),
     Claim("MPA, the last of 60 epochs", LONG, "mpa", "proxy_anchor", None, "MPA", scores="last"),
     Claim("MPA-DW", (MPA, LONG), "mpa_dw", "proxy_anchor", 0.5, (*MPA_GROUPS, "MPA")),
     Claim("MPA-AP", MPA, "mpa_ap", "proxy_anchor", 0.5),
-    Claim("Proxy-ISA, halved every 5", ISA_FILES, "proxy_isa", "proxy_anchor", 1.0, ISA_5),
-    Claim("the last of 30 or 60 epochs", ISA_FILES, "proxy_isa", "proxy_anchor", None, ISA_5, scores="last"),
-    Claim("Proxy-ISA, halved every 10", ISA_FILES, "proxy_isa", "proxy_anchor", 1.0, ISA_10),
+    Claim("Proxy-ISA, halved every 5", ISA_STUDIES, "proxy_isa", "proxy_anchor", 1.0, ISA_5),
+    Claim("the last of 30 or 60 epochs", ISA_STUDIES, "proxy_isa", "proxy_anchor", None, ISA_5, scores="last"),
+    Claim("Proxy-ISA, halved every 10", ISA_STUDIES, "proxy_isa", "proxy_anchor", 1.0, ISA_10),
     Claim("the last of 60 epochs", LONG, "proxy_isa", "proxy_anchor", None, ISA_10, scores="last"),
     Claim("C-PROFS", PROFS[0], "c_profs", "contrastive", 1.0, PROFS[1]),
     Claim("C-PROFS+HNCM", PROFS[0], "c_profs_hncm", "contrastive", 1.2, PROFS[1]),

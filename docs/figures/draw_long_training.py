@@ -19,9 +19,10 @@ from matplotlib.figure import Figure
 
 FOLDER = Path(__file__).parent
 RESULTS = FOLDER.parents[1] / "results" / "cub"
+RUNS = [json.loads(line) for file in sorted(RESULTS.glob("*.jsonl")) for line in file.open(encoding="utf-8")]
 COLOURS = ("#777777", "#0072b2", "#d55e00")
 
-LONG, PROFS, CCP = "2026-11-17-sixty-epochs.json", "2026-11-16-profs.json", "2026-11-16-ccp-conventional.json"
+LONG, PROFS, CCP = "sixty-epochs", "profs", "ccp-conventional"
 CONVENTIONAL = "3000 steps, test classes monitored"
 
 
@@ -29,18 +30,18 @@ class Panel(NamedTuple):
     """Rows of one group of runs, the base first."""
 
     title: str
-    file: str
+    study: str
     group: str
     rows: tuple[tuple[str, str], ...]
     """The name of a row and what to call it."""
 
     def curves(self, row: str) -> tuple[Sequence[float], np.ndarray[Any, np.dtype[np.float64]]]:
         """Epochs, and R@1 in per cent ``[seeds, epochs]``."""
-        every = json.loads((RESULTS / self.file).read_text(encoding="utf-8"))
-        found = [run["evaluations"] for run in every if (run["group"], run["row"]) == (self.group, row)]
-        epochs = [each["epoch"] for each in found[0]]
-        assert all([each["epoch"] for each in curve] == epochs for curve in found), f"{self.title}: {row}"
-        return epochs, 100 * np.array([[each["R@1"] for each in curve] for curve in found])
+        wanted = (self.study, self.group, row)
+        curves = [run["evaluations"] for run in RUNS if (run["study"], run.get("group"), run["row"]) == wanted]
+        epochs = curves[0]["epoch"]
+        assert all(curve["epoch"] == epochs for curve in curves), f"{self.title}: {row}"
+        return epochs, 100 * np.array([curve["R@1"] for curve in curves])
 
 
 ISA_ROWS = (("proxy_anchor", "Proxy-Anchor"), ("proxy_isa", "Proxy-ISA"))

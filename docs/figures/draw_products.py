@@ -1,4 +1,4 @@
-"""Draws what each method and each product of runs adds to ``cub/best``, from the files in ``results/``.
+"""Draws what each method and each product of runs adds to ``cub/best``, from ``results/``.
 
 python docs/figures/draw_products.py            # docs/figures/products.png
 """
@@ -16,7 +16,8 @@ from matplotlib.figure import Figure
 from nearkin.evaluation.statistics import Difference, difference_by_seed
 
 FOLDER = Path(__file__).parent
-RESULTS = FOLDER.parents[1] / "results" / "cub"
+RESULTS = FOLDER.parents[1] / "results" / "cub" / "best.jsonl"
+RUNS = [json.loads(line) for line in RESULTS.open(encoding="utf-8")]
 COLOURS = {"above": "#0072b2", "below": "#d55e00", "undecided": "#777777", None: "#009e73"}
 """By verdict; None is one product of all seeds, which has no spread."""
 THREE = "proxy_anchor, variational_mpa_2, mpa"
@@ -24,7 +25,7 @@ SEEDS = "{}, seeds 0, 1 and 2"
 
 
 class Part(NamedTuple):
-    """A row of runs, or a product of several, that is held against Proxy-Anchor."""
+    """A row of runs, or a product of several, that is compared with Proxy-Anchor."""
 
     title: str
     product: str
@@ -37,20 +38,18 @@ PARTS = (
     Part("MPA, variational proxies", "run", "variational_mpa_2"),
     Part("Proxy-Anchor in CCP's chain", "run", "ccp"),
     Part("mean of three methods' weights", "mean of the weights", THREE),
-    Part("three methods side by side", "side by side", THREE),
-    Part("three seeds of MPA side by side", "side by side", SEEDS.format("mpa")),
-    Part("three seeds of Proxy-Anchor side by side", "side by side", SEEDS.format("proxy_anchor")),
+    Part("three methods concatenated", "concatenated", THREE),
+    Part("three seeds of MPA concatenated", "concatenated", SEEDS.format("mpa")),
+    Part("three seeds of Proxy-Anchor concatenated", "concatenated", SEEDS.format("proxy_anchor")),
 )
 
 
 def scores_of(product: str, of: str, *, flip: bool) -> dict[Any, dict[str, float]]:
-    """By seed; of a product of all seeds one, under None. Runs as they were trained are in another file."""
+    """By seed; of a product of all seeds one, under None. Runs as they were trained are another study."""
     if product == "run" and not flip:
-        runs = json.loads((RESULTS / "2026-11-17-best-methods.json").read_text(encoding="utf-8"))
-        return {run["seed"]: run["test"] for run in runs if run["row"] == of}
-    made = json.loads((RESULTS / "2026-11-17-best-products.json").read_text(encoding="utf-8"))
-    wanted = (product, of, flip)
-    return {each["seed"]: each["scores"] for each in made if (each["product"], each["of"], each["flip"]) == wanted}
+        return {run["seed"]: run["test"] for run in RUNS if (run["study"], run["row"]) == ("best-methods", of)}
+    made, wanted = [run for run in RUNS if run["study"] == "best-products"], (product, of, flip)
+    return {run["seed"]: run["test"] for run in made if (run["product"], run["of"], run["flip"]) == wanted}
 
 
 def gain(part: Part, score: str, *, flip: bool) -> Difference | float:

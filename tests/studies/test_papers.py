@@ -291,11 +291,11 @@ def test_listed_recipes_have_the_scores_of_their_row():
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="a source distribution has no result files")
 def test_measured_scores_are_in_the_result_files():
+    every = [json.loads(text) for file in sorted(RESULTS.rglob("*.jsonl")) for text in file.read_text().splitlines()]
     for line in lines_of("measured.csv"):
         recipe = load_recipe(line["recipe"])
-        contents = [json.loads(file.read_text()) for file in sorted(RESULTS.glob(line["results"]))]
-        every = [run for content in contents for run in (content if isinstance(content, list) else [content])]
-        runs = [run for run in every if line["row"] in ("", run.get("row")) and line["group"] in ("", run.get("group"))]
+        runs = [run for run in every if f"{run['data']}/{run['study']}" == line["study"]]
+        runs = [run for run in runs if line["row"] in ("", run["row"]) and line["group"] in ("", run.get("group"))]
         number, of = line["runs"].split()
         assert (len(runs), len({run["seed"] if "seed" in of else run["group"] for run in runs})) == (int(number),) * 2
         for run in runs:

@@ -1,0 +1,267 @@
+"""Every measured figure of ``README.md`` and ``docs/results.md``, from ``results/`` and ``benchmarks/results/``.
+
+    python tools/results.py      # or: make results
+
+A table stands between ``<!-- figures: NAME -->`` and ``<!-- end -->`` and is written here and nowhere else. Its rows
+are in ``results/tables.toml``: a name, and what runs of ``results/**/*.jsonl`` must have, such as ``study``, ``group``
+and ``row``. A row with ``base``, the name of another row, shows the difference from it with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import mean, median, mode, stdev
+from typing import Any
+
+from nearkin.evaluation.statistics import difference_by_seed
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
+RUNS: list[dict[str, Any]] = [
+    json.loads(line)
+    for file in sorted((ROOT / "results").rglob("*.jsonl"))
+    for line in file.read_text(encoding="utf-8").splitlines()
+]
+TABLES: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "results" / "tables.toml").read_text(encoding="utf-8"))
+DATA = {"cub": "CUB", "cars": "Cars196", "glyphs": "Glyphs", "photos": "photos"}
+NOT_RUNS = ("name", "base", "by", "scores", "rows", "best_only")
+"""Keys of a row that are not those of a run; the others select its runs."""
+CHOSEN_BY = {"conventional": "test classes", "validation": "validation classes", "mlrc": "validation classes"}
+
+
+def runs(where: dict[str, Any]) -> list[dict[str, Any]]:
+    """The runs that have these values; of a list any."""
+    wanted = {key: value if isinstance(value, list) else [value] for key, value in where.items()}
+    return [run for run in RUNS if all(run.get(key, False) in values for key, values in wanted.items())]
+
+
+def percent(values: Iterable[float]) -> str:
+    """In percent, with the standard deviation where there are several.
+
+    >>> percent([0.70, 0.72]), percent([0.7]), percent([])
+    ('71.0\xa0±\xa01.4', '70.0', '–')
+    """
+    values = list(values)
+    shown = f"{100 * mean(values):.1f}" if values else "–"
+    return shown if len(values) < 2 else f"{shown}\xa0±\xa0{100 * stdev(values):.1f}"
+
+
+class Row:
+    """A row of a table: its name, its runs, and the rows that it is compared with."""
+
+    def __init__(self, table: dict[str, Any], row: dict[str, Any], data: str) -> None:
+        settings = {**table, **row, "data": data}
+        self.name, self.base, self.data = row["name"], row.get("base"), data
+        self.by: list[str] = settings.get("by", ["seed"])
+        self.scores: str = settings.get("scores", "test")
+        self.runs = runs({key: value for key, value in settings.items() if key not in NOT_RUNS})
+
+    def values(self, score: str, of: str = "") -> dict[tuple[Any, ...], float]:
+        """A score of each run, by what runs of two rows are paired by; of the last epoch where test classes say so."""
+        if of == "last" and self.scores != "test":
+            return {}
+        of = of or self.scores
+        held = [run for run in self.runs if of in run and (of != "last" or run["protocol"] == "conventional")]
+        values = {tuple(run.get(key) for key in self.by): run[of][score] for run in held}
+        if len(values) < len(held):
+            raise SystemExit(f"row {self.name!r}: several runs with one {', '.join(self.by)}; add to `by`")
+        return values
+
+    def gain(self, base: Row, score: str, of: str = "") -> str:
+        """The difference from another row in points with its interval, bold where that leaves out 0."""
+        apart = difference_by_seed(self.values(score, of), base.values(score, of))
+        if apart is None:
+            return "–"
+        shown = f"{100 * apart.value:+.1f}"
+        if apart.interval is not None:
+            low, high = apart.interval
+            strong = "**" if low > 0 or high < 0 else ""
+            shown = f"{strong}{shown}{strong} ({100 * low:+.1f} to {100 * high:+.1f})"
+        return shown.replace("-", "−")
+
+    @property
+    def chosen_by(self) -> str:
+        """What chose the epoch."""
+        (protocol,) = {run["protocol"] for run in self.runs}
+        return "nothing: the last" if self.scores == "last" else CHOSEN_BY[protocol]
+
+    @property
+    def machine(self) -> str:
+        """Hardware and date."""
+        names = {run.get("hardware", "NVIDIA H200").split(", bf16")[0] for run in self.runs}
+        (name,) = {re.sub(r"^CPU, .*?(\d+) cores.*", r"\1 CPU cores", name) for name in names}
+        days = sorted({run["date"] for run in self.runs})
+        return f"{name.replace('NVIDIA', 'one')}, {days[0]}" + (f" to {days[-1][8:]}" if len(days) > 1 else "")
+
+    @property
+    def trained(self) -> list[str]:
+        """Backbone, sizes, budget and rate in words, of several the most frequent; what chose the epoch; hardware."""
+        recipe = mode(run["recipe"] for run in self.runs)
+        return [*recipe.split(", "), f"epoch chosen by the {self.chosen_by}", self.machine]
+
+
+def rows_of(name: str) -> list[Row]:
+    """The rows of a table. What has no runs is refused on the first of its data sets and left out on the others."""
+    table = TABLES[name]
+    data = table.get("data", "cub")
+    several = data if isinstance(data, list) else [data]
+    rows = [Row(table, row, each) for each in several for row in table["rows"] if "data" not in row]
+    rows += [Row(table, row, row["data"]) for row in table["rows"] if "data" in row]
+    if missing := [row.name for row in rows if not row.runs and row.data not in several[1:]]:
+        raise SystemExit(f"results/tables.toml, {name}: no run for {'; '.join(missing)}")
+    return [row for row in rows if row.runs]
+
+
+def lines(cells: list[list[str]]) -> str:
+    """
+    >>> print(lines([["", "R@1"], ["MPA", "67.0"]]))
+    | | R@1 |
+    |---|---|
+    | MPA | 67.0 |
+    """
+    written = [re.sub(r"\|  (?=\|)", "| ", f"| {' | '.join(row)} |") for row in cells]
+    return "\n".join([written[0], f"|{'---|' * len(cells[0])}", *written[1:]])
+
+
+def table(name: str) -> str:
+    """A table of ``docs/results.md`` and below it how its rows were trained."""
+    rows = rows_of(name)
+    by_name = {(row.data, row.name): row for row in rows}
+    bases = {row.base for row in rows if row.base}
+    last = any(row.values("R@1", "last") for row in rows) and not TABLES[name].get("best_only")
+    several = len({row.data for row in rows}) > 1
+    head = ["", *(["data"] if several else []), "runs", "R@1", "MAP@R"]
+    head += ["R@1 against base", "MAP@R against base"] if bases else []
+    head += ["last R@1", *(["against base"] if bases else [])] if last else []
+    cells = [head]
+    for row in rows:
+        line = [row.name, *([DATA[row.data]] if several else []), str(len(row.runs))]
+        line += [percent(row.values(score).values()) for score in ("R@1", "MAP@R")]
+        base = by_name[row.data, row.base] if row.base else None
+        if bases:
+            line += [row.gain(base, score) if base else "" for score in ("R@1", "MAP@R")]
+        if last:
+            line.append(percent(row.values("R@1", "last").values()))
+            line += [row.gain(base, "R@1", "last") if base else ""] if bases else []
+        cells.append(line)
+    return f"{lines(cells)}\n\n{how_trained(rows)}"
+
+
+def how_trained(rows: list[Row]) -> str:
+    """What all rows of a table have in common, then what each has of its own."""
+    rows = [row for row in rows if row.scores != "untrained"]
+    common = [part for part in rows[0].trained if all(part in row.trained for row in rows)]
+    own: dict[str, list[str]] = {}
+    for row in rows:
+        rest = ", ".join(part for part in row.trained if part not in common)
+        own.setdefault(rest, []).append(row.name)
+    sentences = [f"All rows: {', '.join(common)}."] if common else []
+    sentences += [f"*{'*; *'.join(dict.fromkeys(names))}*: {rest}." for rest, names in own.items() if rest]
+    return " ".join(sentences)
+
+
+def readme_table() -> str:
+    """The table of ``README.md``, which also says for each row how the epoch was chosen, and where and when it ran."""
+    rows = rows_of("readme")
+    by_name = {row.name: row for row in rows}
+    cells = [["data", "configuration", "epoch chosen by", "runs", "hardware, date", "R@1", "MAP@R"]]
+    for row in rows:
+        recall, precision = (percent(row.values(score).values()) for score in ("R@1", "MAP@R"))
+        if row.base:
+            recall += f" ({row.gain(by_name[row.base], 'R@1').replace(' (', ', ')}"
+        cells.append([DATA[row.data], row.name, row.chosen_by, str(len(row.runs)), row.machine, recall, precision])
+    return lines(cells)
+
+
+def demo() -> str:
+    """What the picture's run scored."""
+    (run,) = runs({"data": "glyphs", "study": "demo"})
+    before, after = (100 * run[part]["R@1"] for part in ("untrained", "test"))
+    return (
+        "*`make demo`, characters that training has never seen: the nearest neighbour of an image is of the same kind for\n"
+        f"{before:.0f} % of them before training and for {after:.0f} % after it (green: same kind, red: another).*"
+    )
+
+
+def milliseconds(value: float) -> str:
+    """
+    >>> milliseconds(2.96), milliseconds(24.4)
+    ('3.0 ms', '24 ms')
+    """
+    return f"{value:.{1 if value < 10 else 0}f} ms"
+
+
+def speed() -> str:
+    """Times beside those of a peer, from one run each."""
+    losses, on_gpu, search, scores, scores_on_gpu, embed, gallery = (
+        "2026-11-18-losses-cpu-shorter.json",
+        "2026-11-18-losses-h200-shorter.json",
+        "2026-11-18-search-cpu-shorter.json",
+        "2026-11-18-evaluation-cpu-shorter.json",
+        "2026-11-18-evaluation-h200-shorter.json",
+        "2026-11-16-embed-cpu.json",
+        "2026-11-17-own-photos-to-gallery.txt",
+    )
+
+    def read(name: str) -> Any:
+        return json.loads((ROOT / "benchmarks" / "results" / name).read_text(encoding="utf-8"))
+
+    def loss(file: str, name: str, classes: int) -> list[str]:
+        run = next(run for run in read(file) if run["loss"] == name and run["size"].endswith(f"C={classes}"))
+        return [milliseconds(run[side]["median_ms"]) for side in ("ours", "theirs")]
+
+    def scored(file: str, case: str) -> list[str]:
+        run = next(run for run in read(file) if run["case"] == case)
+        return [f"{wall:.2g} s" for wall, _ in run["seconds"].values()]
+
+    anchor, anchor_on_gpu = loss(losses, "ProxyAnchor", 11318), loss(on_gpu, "ProxyAnchor", 11318)
+    triple_on_gpu = loss(on_gpu, "SoftTriple+Reg K=10", 100)
+    small, large, (small_on_gpu,) = scored(scores, "sop"), scored(scores, "large-classes"), scored(scores_on_gpu, "sop")
+    one, many = (
+        next(
+            [milliseconds(run["ms"][side]) for side in ("nearkin", "faiss")]
+            for run in read(search)["results"]
+            if run["vectors"] == "around kinds" and run["queries"] == count
+        )
+        for count in (1, 64)
+    )
+    sides = {each["side"]: median(turn["cpu_ms_per_image"] for turn in each["rounds"]) for each in read(embed)}
+    log = (ROOT / "benchmarks" / "results" / gallery).read_text(encoding="utf-8")
+    train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", log, flags=re.M)[:3]
+    rows = [
+        ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
+        ("Proxy-Anchor forward and backward, 11,318 classes", "2 CPU cores", losses, anchor[0], f"pytorch-metric-learning {anchor[1]}"),
+        ("the same", "one H200", on_gpu, anchor_on_gpu[0], f"pytorch-metric-learning {anchor_on_gpu[1]}"),
+        ("SoftTriple with its regulariser, 100 classes", "one H200", on_gpu, triple_on_gpu[0], f"pytorch-metric-learning, without it, {triple_on_gpu[1]}"),
+        ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", search, one[0], f"faiss, exact {one[1]}"),
+        ("64 of them together", "2 CPU cores", search, many[0], f"faiss, exact {many[1]}"),
+        ("eight scores of 60,502 vectors of 512-d, 11,316 classes", "2 CPU cores", scores, small[0], f"faiss, twelve neighbours only, {small[1]}"),
+        ("the same of 60,000 vectors, ten classes", "2 CPU cores", scores, large[0], f"faiss, twelve neighbours only, {large[1]}"),
+        ("the same of 60,502 vectors, 11,316 classes", "one H200", scores_on_gpu, small_on_gpu, "–"),
+        ("embedding a photo (EfficientNet-lite0) without its mirror image, processor time", "1 CPU core", embed, f"{sides['nearkin']:.0f} ms", f"plain torch {sides['plain torch']:.0f} ms"),
+    ]  # fmt: skip
+    head = ["", "hardware, date", "nearkin", "peer, same run"]
+    return lines([head, *([what, f"{where}, {file[:10]}", ours, theirs] for what, where, file, ours, theirs in rows)])
+
+
+BLOCKS = {"demo": demo, "results": readme_table, "speed": speed}
+"""Of the README; every other block is a table of ``results/tables.toml``."""
+
+
+def written(text: str) -> str:
+    """A page with its figures as the files have them."""
+    return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS.get(block[2], lambda: table(block[2]))()}\n{block[4]}", text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        page.write_text(written(before), encoding="utf-8")
+        print(
+            f"{page.name} {'has the figures of the files' if written(before) == before else 'was brought up to date'}"
+        )
