@@ -257,7 +257,7 @@ def test_bad_input_is_named(arguments, offending):
 @pytest.mark.parametrize("k", [1, 20, 299])
 @pytest.mark.parametrize("apart", [1.0, 5e-4, 1e-30], ids=["far", "equal in float32", "too small for float32"])
 def test_what_runs_on_a_gpu_gives_the_same_ranking_on_a_cpu(distance, k, apart, monkeypatch):
-    monkeypatch.setattr(neighbours, "_gpu_block_bytes", lambda device: 2**16)  # several blocks
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**21, 2**21))  # several blocks
     x = apart * torch.randn(300, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[200:250], x[250:] = x[:50], x[7]
     if apart == 5e-4:

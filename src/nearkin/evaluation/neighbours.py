@@ -38,8 +38,8 @@ Distance = Literal["cosine", "euclidean"]
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Singles = NDArray[np.float32]
-Found = Callable[[Ints, Ints, Floats], None]
-"""Called with queries ``[B]``, what they find ``[B, L]``, nearest first, and how similar that is ``[B, L]``."""
+Receive = Callable[[Ints, Ints, Floats], None]
+"""Called with queries ``[B]``, indices of their neighbours ``[B, L]``, nearest first, and similarities ``[B, L]``."""
 
 BLOCK_BYTES = 96 * 2**20
 """Memory for a block of queries, next to the vectors and two copies of them. Larger arrays would go back to the system
@@ -55,7 +55,7 @@ _DENSE = 0.33
 _PAIRS = 1 << 16
 """Numbers of pairs of vectors that are compared at a time, within the processor's cache."""
 _BEYOND = 32
-"""Places beyond the k-th that are kept, among which there is usually one that is clearly farther."""
+"""Ranks beyond the k-th that are kept, among which there is usually one that is clearly farther."""
 _GPU_ROWS = 128
 """A GPU computes products of so many queries together: blocks are multiples of it."""
 _MOST_WORKERS = 16
@@ -109,7 +109,7 @@ def nearest(
     indices, similarities = np.empty((len(asked), k), dtype=np.int64), np.empty((len(asked), k))
     done, lock = 0, threading.Lock()
 
-    def found(rows: Ints, order: Ints, similar: Floats) -> None:
+    def receive(rows: Ints, order: Ints, similar: Floats) -> None:
         nonlocal done
         indices[rows], similarities[rows] = order[:, :k], similar[:, :k]
         if progress is not None:
@@ -117,25 +117,25 @@ def nearest(
                 done += len(rows)
                 progress(done)
 
-    rank(asked, references, np.full(len(asked), k), found, distance=distance, exclude_self=without_self)
+    rank(asked, references, np.full(len(asked), k), receive, distance=distance, exclude_self=without_self)
     if not is_tensor(queries):
         return indices, similarities
-    return tuple(torch.from_numpy(each).to(queries.device) for each in (indices, similarities))
+    return tuple(torch.from_numpy(result).to(queries.device) for result in (indices, similarities))
 
 
 def rank(
     queries: Vectors,
     references: Vectors,
     depth: Ints,
-    found: Found,
+    receive: Receive,
     *,
     distance: Distance,
     exclude_self: bool,
     classes: tuple[Ints, Ints] | None = None,
 ) -> None:
-    """Rank ``references [N, D]`` for ``queries [Q, D]`` to at least ``depth [Q]`` places; 0 leaves a query out.
+    """Rank ``references [N, D]`` for ``queries [Q, D]`` down to rank ``depth [Q]`` at least; 0 leaves a query out.
 
-    ``found`` is called for some queries at a time, possibly by several threads. ``classes`` of the queries and of the
+    ``receive`` is called for some queries at a time, possibly by several threads. ``classes`` of the queries and of the
     references change nothing but speed: what is probably near lies in one block then.
     """
     asked = np.flatnonzero(depth)
@@ -155,18 +155,17 @@ def rank(
     ends = np.cumsum(sizes)
 
     def work(block: slice) -> None:
-        some = order[block]
-        places = int(deepest[some].max())
-        indices, similarities = search.ranked(names[some], asked[first[some]], places)
+        these = order[block]
+        indices, similarities = search.ranked(names[these], asked[first[these]], int(deepest[these].max()))
         copies = members[ends[block.start] - sizes[block.start] : ends[block.stop - 1]]
-        which = np.repeat(np.arange(len(some)), sizes[block])
+        which = np.repeat(np.arange(len(these)), sizes[block])
         for start in range(0, len(copies), _QUERIES):
             rows, ranked = copies[start : start + _QUERIES], which[start : start + _QUERIES]
             rankings = indices[ranked], similarities[ranked]
-            found(rows, *(_without(*rankings, rows) if exclude_self else rankings))
+            receive(rows, *(_without(*rankings, rows) if exclude_self else rankings))
 
-    with workers() as each:
-        for _ in each(work, search.blocks(deepest[order])):
+    with workers() as parallel_map:
+        for _ in parallel_map(work, search.blocks(deepest[order])):
             pass
 
 
@@ -206,12 +205,12 @@ class _Search:
             self.rows[part] = self._scaled(references, kept[part])
             return Coded.of(self.rows[part])
 
-        with workers() as each:
-            self.coded = Coded.joined(list(each(prepared, range(0, len(kept), _TILE))))
+        with workers() as parallel_map:
+            self.coded = Coded.joined(list(parallel_map(prepared, range(0, len(kept), _TILE))))
         self.tiles = list(_tiles(self.coded))
         self.squares = None
         if distance == "euclidean":
-            self.squares = np.concatenate([np.einsum("nd,nd->n", some, some) for some in _tiles(self.rows)])
+            self.squares = np.concatenate([np.einsum("nd,nd->n", tile, tile) for tile in _tiles(self.rows)])
         self.sample = None
         if len(kept) > _SAMPLE // 4:
             count = min(_SAMPLE, max(_SAMPLE // 4, len(kept) // 8))
@@ -237,43 +236,45 @@ class _Search:
         while (start := stop) < len(depth):
             most = min(_QUERIES, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
             if self.queries.is_cuda:
-                most = _gpu_block_bytes(self.rows.device) // (12 * len(self.rows))
+                # Products in float64 and float32, of which each worker has a block.
+                free: int = torch.cuda.mem_get_info(self.rows.device)[0]
+                most = min(3 * 2**29, free // (2 * _MOST_WORKERS)) // (12 * len(self.rows))
                 most -= most % _GPU_ROWS if most > _GPU_ROWS else 0
             stop = min(start + max(1, most), len(depth))
             blocks.append(slice(start, stop))
         return blocks
 
-    def ranked(self, names: Ints, rows: Ints, places: int, *, guess: bool = True) -> tuple[Ints, Floats]:
-        """Indices and similarities ``[B, places]`` of the nearest references of queries ``rows [B]``.
+    def ranked(self, names: Ints, rows: Ints, depth: int, *, guess: bool = True) -> tuple[Ints, Floats]:
+        """Indices and similarities ``[B, depth]`` of the nearest references of queries ``rows [B]``.
 
         ``names`` are those of the queries among the different references, where they are the same vectors.
         """
         query: Any
         if self.queries.is_cuda:
             query = self._scaled_on_gpu(self.queries, torch.from_numpy(rows).to(self.rows.device))
-            ids, gaps = self._nearest_on_gpu(query, places)
+            ids, gaps = self._nearest_on_gpu(query, depth)
         else:
             query = self.rows[names] if self.together else self._scaled(self.queries, rows)
             coded = self.coded[names] if self.together else Coded.of(query)
-            proposed, settled = propose(coded, self.tiles, self.sample if guess else None, places, self.distance)
+            proposed, settled = propose(coded, self.tiles, self.sample if guess else None, depth, self.distance)
             if not settled.all():  # those for which the guess was too high are compared with everything
-                indices, similarities = np.empty((len(rows), places), dtype=np.int64), np.empty((len(rows), places))
+                indices, similarities = np.empty((len(rows), depth), dtype=np.int64), np.empty((len(rows), depth))
                 step = max(1, BLOCK_BYTES // (64 * len(self.rows)))
                 few = np.flatnonzero(~settled)
                 parts = [(np.flatnonzero(settled), True)] if settled.any() else []
                 parts += [(few[start : start + step], False) for start in range(0, len(few), step)]
                 for part, guess in parts:
-                    indices[part], similarities[part] = self.ranked(names[part], rows[part], places, guess=guess)
+                    indices[part], similarities[part] = self.ranked(names[part], rows[part], depth, guess=guess)
                 return indices, similarities
-            ids, gaps = self._nearest_on_cpu(query, proposed, places)
+            ids, gaps = self._nearest_on_cpu(query, proposed, depth)
         tied = self._settle(ids, gaps, rows, query)
-        indices, gaps = self.copies.spread(ids, gaps, tied, places)
+        indices, gaps = self.copies.spread(ids, gaps, tied, depth)
         if self.distance == "euclidean":
             return indices, -np.sqrt(gaps) / self.factor + 0.0
         unit = float(1 << _TRUSTED_BITS)
         return indices, np.round((1.0 - gaps) * unit) / unit + 0.0
 
-    def _gaps(self, products: Any, query: Any, columns: Any) -> Floats:
+    def _gaps(self, products: Any, squares: Any, columns: Any) -> Floats:
         """How far references are, from products in float64: 1 − cosine, or the squared distance; overwrites them."""
         if self.squares is None:
             products *= -1.0
@@ -281,45 +282,45 @@ class _Search:
         else:
             products *= -2.0
             products += self.squares[columns]
-            products += query
+            products += squares
         gaps: Floats = np.maximum(products, 0.0, out=products)
         return gaps
 
-    def _nearest_on_gpu(self, query: Any, places: int) -> tuple[Ints, Floats]:
+    def _nearest_on_gpu(self, query: Any, depth: int) -> tuple[Ints, Floats]:
         closeness = query @ self.rows.T
         if self.squares is not None:
             closeness = torch.addmm(self.squares, query, self.rows.T, alpha=-2.0).neg_()
         # What is near in float32 is found in a quarter of the time, and ordered by the products in float64.
-        ids = closeness.float().topk(min(places + _BEYOND, len(self.rows)), dim=1, sorted=False).indices
+        ids = closeness.float().topk(min(depth + _BEYOND, len(self.rows)), dim=1, sorted=False).indices
         near, order = closeness.gather(1, ids).sort(dim=1, descending=True)
         ids, gaps = ids.gather(1, order), self._gaps_on_gpu(near, query)
         # What was left out is at most a rounding to float32 nearer than the last that was kept.
         last = near[:, -1:].abs().mul_(2.0**-22).add_(2.0**-125).cpu().numpy()
-        if self._cut_short(query, np.minimum(gaps, gaps[:, -1:] - last), places):
+        if self._cut_short(query, np.minimum(gaps, gaps[:, -1:] - last), depth):
             near, ids = closeness.sort(dim=1, descending=True)
             gaps = self._gaps_on_gpu(near, query)
         return ids.cpu().numpy(), gaps
 
     def _gaps_on_gpu(self, closeness: Any, query: Any) -> Floats:
-        own = 1.0 if self.squares is None else (query * query).sum(1)[:, None]
-        gaps: Floats = (own - closeness).clamp_min_(0.0).cpu().numpy()
+        length = 1.0 if self.squares is None else (query * query).sum(1)[:, None]
+        gaps: Floats = (length - closeness).clamp_min_(0.0).cpu().numpy()
         return gaps
 
-    def _nearest_on_cpu(self, query: Floats, proposed: list[tuple[Ints, Ints]], places: int) -> tuple[Ints, Floats]:
+    def _nearest_on_cpu(self, query: Floats, proposed: list[tuple[Ints, Ints]], depth: int) -> tuple[Ints, Floats]:
         squares = None if self.squares is None else (query * query).sum(1)
         whole, single = [], []
         for number, (columns, where) in enumerate(proposed):
             start, tile = number * _TILE, self.rows[number * _TILE : (number + 1) * _TILE]
             if len(columns):
                 products = _product(query, tile if len(columns) == len(tile) else tile[columns])
-                own = None if squares is None else squares[:, None]
-                whole.append((columns + start, self._gaps(products, own, columns + start)))
+                square = None if squares is None else squares[:, None]
+                whole.append((columns + start, self._gaps(products, square, columns + start)))
             if len(where):
                 row = where // len(tile)
                 column = where - row * len(tile)
                 products = _pair_products(query, row, tile, column)
-                own = None if squares is None else squares[row]
-                single.append((row, column + start, self._gaps(products, own, column + start)))
+                square = None if squares is None else squares[row]
+                single.append((row, column + start, self._gaps(products, square, column + start)))
         ids, gaps = _gathered(len(query), whole, single)
         # The last bits of a gap give way to its position, so that sorting one number sorts both.
         lost = (1 << self.position_bits) - 1
@@ -328,9 +329,9 @@ class _Search:
         order.sort(axis=1)
         order &= lost
         order += np.arange(0, gaps.size, gaps.shape[1])[:, None]  # as one index into all of them, which is faster
-        kept = order[:, : places + _BEYOND]
+        kept = order[:, : depth + _BEYOND]
         near = gaps.take(kept)
-        if kept.shape[1] < order.shape[1] and self._cut_short(query, near, places):
+        if kept.shape[1] < order.shape[1] and self._cut_short(query, near, depth):
             kept, near = order, gaps.take(order)
         return ids.take(kept).astype(np.int64), near
 
@@ -347,11 +348,11 @@ class _Search:
             close: NDArray[np.bool_] = (np.diff(gaps, axis=1) <= margin + sorting) & np.isfinite(gaps[:, 1:])
         return close
 
-    def _cut_short(self, query: Any, gaps: Floats, places: int) -> bool:
-        """Whether something that was left out may be as near as what is at the last place."""
+    def _cut_short(self, query: Any, gaps: Floats, depth: int) -> bool:
+        """Whether something that was left out may be as near as what is at the last rank."""
         if gaps.shape[1] == len(self.rows):
             return False
-        return bool(self._close(query, gaps[:, min(places, gaps.shape[1]) - 1 :]).all(axis=1).any())
+        return bool(self._close(query, gaps[:, min(depth, gaps.shape[1]) - 1 :]).all(axis=1).any())
 
     def _settle(self, ids: Ints, gaps: Floats, rows: Ints, query: Any) -> NDArray[np.bool_] | None:
         """Put neighbours that are too close for float64 into the order of the definition, in ``ids [B, M]`` itself.
@@ -400,22 +401,12 @@ class _Search:
         return np.concatenate(parts)
 
 
-def _gpu_block_bytes(device: Any) -> int:
-    """Memory for the products of a block of queries in float64 and float32, of which each worker has one."""
-    free: int = torch.cuda.mem_get_info(device)[0]
-    return min(3 * 2**29, free // (2 * _MOST_WORKERS))
-
-
 def _tiles(x: Any) -> Iterator[Any]:
     return (x[start : start + _TILE] for start in range(0, len(x), _TILE))
 
 
 def unit_rows(x: Floats) -> Floats:
-    """Float64 rows of length 1, the same on every machine; zero rows stay zero.
-
-    >>> unit_rows(np.array([[3.0, 4.0], [0.0, 0.0]])).tolist()
-    [[0.6, 0.8], [0.0, 0.0]]
-    """
+    """Float64 rows of length 1, the same on every machine; zero rows stay zero."""
     # By the largest entry first: no overflow in the norm, and exact multiples of a vector become exact copies.
     largest = np.abs(x).max(axis=1, keepdims=True)
     x = x / np.where(largest > 0, largest, 1.0)
@@ -424,11 +415,7 @@ def unit_rows(x: Floats) -> Floats:
 
 
 def tree_sum(x: Floats) -> Floats:
-    """Sums of the rows of ``x [N, D]``, halves added to halves: single additions, whose order nothing changes.
-
-    >>> tree_sum(np.array([[1.0, 2.0, 3.0]])).tolist()
-    [6.0]
-    """
+    """Sums of the rows of ``x [N, D]``, halves added to halves: single additions, whose order nothing changes."""
     while x.shape[1] > 1:
         half = x.shape[1] // 2
         folded = x[:, :half] + x[:, half : 2 * half]
@@ -456,8 +443,8 @@ class _Copies:
         if len(names) < len(hashes):
             again = np.flatnonzero(first[which] != np.arange(len(which)))
             step = max(1, _PAIRS // vectors.dim)
-            for some in np.split(again, range(step, len(again), step)):
-                if not bool((vectors.source[some] == vectors.source[first[which[some]]]).all()):
+            for rows in np.split(again, range(step, len(again), step)):
+                if not bool((vectors.source[rows] == vectors.source[first[which[rows]]]).all()):
                     first = which = np.arange(len(which))  # different rows with one hash: all count as different
                     break
         order = np.lexsort((first,) if classes is None else (first, classes[first]))
@@ -465,17 +452,17 @@ class _Copies:
         sizes = np.bincount(which)
         return cls(first[order], which, np.argsort(which, kind="stable"), np.cumsum(sizes) - sizes)
 
-    def spread(self, ids: Ints, gaps: Floats, tied: NDArray[np.bool_] | None, places: int) -> tuple[Ints, Floats]:
-        """Rankings of different rows ``[B, M]`` as rankings of rows ``[B, places]``, equal ones by index."""
+    def spread(self, ids: Ints, gaps: Floats, tied: NDArray[np.bool_] | None, depth: int) -> tuple[Ints, Floats]:
+        """Rankings of different rows ``[B, M]`` as rankings of rows ``[B, depth]``, equal ones by index."""
         if len(self.kept) == len(self.which):
-            return self.kept[ids[:, :places]], gaps[:, :places]
+            return self.kept[ids[:, :depth]], gaps[:, :depth]
         counts = np.diff(np.append(self.starts, len(self.which)))[ids] * np.isfinite(gaps)
         begins = np.cumsum(counts, axis=1) - counts
         group = np.arange(ids.size).reshape(ids.shape)
         if tied is not None:
             group = np.maximum.accumulate(np.where(tied, 0, group), axis=1)
             begins = begins.ravel()[group]
-        counts = np.where(begins < places, np.minimum(counts, places), 0).ravel()
+        counts = np.where(begins < depth, np.minimum(counts, depth), 0).ravel()
         entry = np.repeat(np.arange(ids.size), counts)
         within = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)
         index = self.members[self.starts[ids.ravel()[entry]] + within]
@@ -484,7 +471,7 @@ class _Copies:
             index, entry = index[order], entry[order]
         row = entry // ids.shape[1]
         first = np.searchsorted(row, np.arange(len(ids)))
-        taken = first[:, None] + np.arange(places)
+        taken = first[:, None] + np.arange(depth)
         return index[taken], gaps.ravel()[entry[taken]]
 
 
@@ -502,7 +489,7 @@ def _gathered(
 ) -> tuple[NDArray[np.int32], Floats]:
     """References and gaps ``[B, M]`` from whole columns and single pairs; short rows end with infinity."""
     wide = sum(len(columns) for columns, _ in whole)
-    row = np.concatenate([each[0] for each in single] or [np.empty(0, dtype=np.int64)])
+    row = np.concatenate([pairs[0] for pairs in single] or [np.empty(0, dtype=np.int64)])
     counts = np.bincount(row, minlength=queries)
     ids = np.zeros((queries, wide + int(counts.max())), dtype=np.int32)
     gaps = np.full(ids.shape, np.inf)
@@ -514,8 +501,8 @@ def _gathered(
         order = np.argsort(row.astype(np.uint16), kind="stable")
         row = row[order]
         slot = wide + np.arange(len(row)) - (np.cumsum(counts) - counts)[row]
-        ids[row, slot] = np.concatenate([each[1] for each in single])[order]
-        gaps[row, slot] = np.concatenate([each[2] for each in single])[order]
+        ids[row, slot] = np.concatenate([pairs[1] for pairs in single])[order]
+        gaps[row, slot] = np.concatenate([pairs[2] for pairs in single])[order]
     return ids, gaps
 
 
@@ -533,7 +520,7 @@ def _pair_products(x: Floats, rows: Ints, y: Floats, columns: Ints) -> Floats:
     starts = np.searchsorted(rows, np.arange(len(x) + 1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once that sparse matrices are new to it
-        csr = (torch.from_numpy(each) for each in (starts, columns, np.zeros(len(rows))))
+        csr = (torch.from_numpy(array) for array in (starts, columns, np.zeros(len(rows))))
         pattern = torch.sparse_csr_tensor(*csr, size=(len(x), len(y)), check_invariants=False)
     products = torch.sparse.sampled_addmm(pattern, torch.from_numpy(x), torch.from_numpy(y).T, beta=0.0)
     return np.asarray(products.values().numpy())
@@ -555,11 +542,6 @@ class Coded:
 
     @classmethod
     def of(cls, vectors: NDArray[np.floating[Any]]) -> Coded:
-        """
-        >>> coded = Coded.of(np.array([[1.0, -0.5], [0.0, 0.0]]))
-        >>> coded.codes.tolist(), coded.figures[1].tolist()
-        ([[127, -64], [0, 0]], [1.0, 0.0, 0.0])
-        """
         x = np.asarray(vectors, dtype=np.float64)
         largest = np.abs(x).max(axis=1, initial=0.0)
         scale = (np.where(largest > 0, largest, _LEVELS) / _LEVELS).astype(np.float32)
@@ -567,7 +549,7 @@ class Coded:
         steps = scale[:, None].astype(np.float64)
         codes = np.clip(np.rint(x / steps), -_LEVELS, _LEVELS)
         lost = x - codes * steps
-        lengths = np.sqrt(np.stack([np.einsum("nd,nd->n", each, each) for each in (x, lost)], axis=1))
+        lengths = np.sqrt(np.stack([np.einsum("nd,nd->n", rows, rows) for rows in (x, lost)], axis=1))
         figures = np.column_stack([scale, (lengths * (1 + _ROUNDING)).astype(np.float32)])
         return cls(codes.astype(np.int8), figures, None if in_8_bits(x.shape[1]) else x.astype(np.float32))
 
@@ -599,19 +581,19 @@ class Coded:
         scale, length, lost = (column[:, None] for column in self.figures.T)
         longest, most_lost = others._largest
         if others.vectors is None:
-            found = torch._int_mm(torch.from_numpy(self.codes), torch.from_numpy(others.codes).T).float()
-            found = found.mul_(torch.from_numpy(others.figures[:, 0])).mul_(torch.from_numpy(scale)).numpy()
+            products = torch._int_mm(torch.from_numpy(self.codes), torch.from_numpy(others.codes).T).float()
+            products = products.mul_(torch.from_numpy(others.figures[:, 0])).mul_(torch.from_numpy(scale)).numpy()
             error = lost * longest + (length + lost) * most_lost + 4 * _ROUNDING * length * longest
         else:
             assert self.vectors is not None
-            found = _product(self.vectors, others.vectors)
+            products = _product(self.vectors, others.vectors)
             # Rounded to float32, multiplied, added in any order (Higham, Accuracy and Stability, 3.1).
             error = (2 * (others.vectors.shape[1] + 3) * 2.0**-24 + _ROUNDING) * length * longest
         if distance == "euclidean":
             half = 0.5 * others.figures[:, 1] ** 2
-            found -= half
+            products -= half
             error = error + 4 * _ROUNDING * half.max()
-        return found, error
+        return products, error
 
 
 def propose(
@@ -622,13 +604,13 @@ def propose(
     distance: Distance,
     *,
     masks: Sequence[NDArray[np.bool_] | None] | None = None,
-    each: Callable[..., Iterator[Any]] = map,
+    map_tiles: Callable[..., Iterator[Any]] = map,
 ) -> tuple[list[tuple[Ints, Ints]], NDArray[np.bool_]]:
     """Every reference that could be among the ``k`` nearest of a query, and few others.
 
     The ``sample`` of references, drawn at random, tells roughly how similar the k-th is. What is certainly less similar
     is left out; the guess was too high where fewer than k are certainly more similar. Without it all are proposed.
-    ``masks`` say which references of a tile count, None for all. ``each`` is as ``map``, over the tiles.
+    ``masks`` say which references of a tile count, None for all. ``map_tiles`` is ``map`` or a parallel one.
 
     Returns for each tile the references that are proposed to all queries, as most of them want them, and the positions
     of further pairs in the flattened ``[Q, tile]``; and for which queries ``[Q]`` nothing is missing.
@@ -639,12 +621,12 @@ def propose(
     limits = np.full((len(queries), 1), np.finfo(np.float32).min)
     if sample is not None and len(sample):
         expected = k * len(sample) / total
-        places = [max(1, math.ceil(expected + safety * (math.sqrt(expected) + 1))) for safety in _SAFETY]
-        if places[0] <= len(sample):
+        sample_ranks = [max(1, math.ceil(expected + safety * (math.sqrt(expected) + 1))) for safety in _SAFETY]
+        if sample_ranks[0] <= len(sample):
             similar, error = queries.products(sample, distance)
-            least = len(sample) - places[0]
+            least = len(sample) - sample_ranks[0]
             nearest_ones = np.sort(np.partition(similar, least, axis=1)[:, least:], axis=1)
-            limits = nearest_ones[:, [places[0] - place for place in places]] - error
+            limits = nearest_ones[:, [sample_ranks[0] - rank for rank in sample_ranks]] - error
 
     def scan(number: int) -> tuple[Ints, Singles, Ints]:
         """Pairs that may exceed the lowest limit, how similar they are at most, and how many surely exceed each."""
@@ -661,7 +643,7 @@ def propose(
             certain = [np.bincount(rows[above], minlength=len(queries)) for above in exceed]
         return where, values + error[rows, 0], np.stack(certain)
 
-    scanned = list(each(scan, range(len(tiles))))
+    scanned = list(map_tiles(scan, range(len(tiles))))
     # The highest limit that at least k references certainly exceed.
     right = sum(certain for *_, certain in scanned) >= k
     limit = np.take_along_axis(limits, np.maximum(right.sum(axis=0) - 1, 0)[:, None], axis=1)[:, 0]

@@ -91,10 +91,10 @@ class ExactEngine:
         filled = [number for number, numbers in enumerate(rows) if len(numbers)]
         tiles, rows, masks = [tiles[i] for i in filled], [rows[i] for i in filled], [masks[i] for i in filled]
         k, proposed = min(k, number_of_rows), []
-        with workers(not alone) as each:
+        with workers(not alone) as map_tiles:
             for start in range(0, len(queries), _QUERIES):
                 coded = Coded.of(queries[start : start + _QUERIES])
-                settings: Any = {"distance": self._distance, "masks": masks, "each": each}
+                settings: Any = {"distance": self._distance, "masks": masks, "map_tiles": map_tiles}
                 pairs, settled = propose(coded, tiles, sample, k, **settings)
                 candidates = _by_query(pairs, rows, len(coded))
                 for query in np.flatnonzero(~settled):  # the guess of their k-th nearest was too high
