@@ -223,15 +223,15 @@ def remove(
     if bool(ids) == bool(where):
         raise RecipeError("name the items to remove: give ids or --where, not both")
     opened = Index.open(folder)
-    gone = sorted(set(ids)) if ids else opened.ids(parse_where(where or [])).tolist()
-    opened.items(gone)  # an unknown id is an error before anything is asked
-    if gone:
-        confirm(f"Remove {len(gone):,} of {len(opened):,} items from {folder}?", yes=yes)
-    opened.remove(gone)
+    removed_ids = sorted(set(ids)) if ids else opened.ids(parse_where(where or [])).tolist()
+    opened.items(removed_ids)  # an unknown id is an error before anything is asked
+    if removed_ids:
+        confirm(f"Remove {len(removed_ids):,} of {len(opened):,} items from {folder}?", yes=yes)
+    opened.remove(removed_ids)
     if as_json:
-        print(json.dumps({"removed": gone, "items": len(opened)}))
+        print(json.dumps({"removed": removed_ids, "items": len(opened)}))
     else:
-        say(f"{len(gone):,} items removed; {folder} holds {len(opened):,}.")
+        say(f"{len(removed_ids):,} items removed; {folder} holds {len(opened):,}.")
 
 
 def _print_status(status: Status, *, as_json: bool) -> None:

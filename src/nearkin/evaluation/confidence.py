@@ -183,28 +183,28 @@ def learn_confidence(
         return None
     if len(unseen) > MOST_IMAGES:
         unseen = np.random.default_rng(0).choice(unseen, MOST_IMAGES, replace=False)
-    classes, own = np.unique(labels[unseen], return_inverse=True)
+    classes, class_rank = np.unique(labels[unseen], return_inverse=True)
     # Every class counts by its images in the collection, however many of them are left to learn from.
-    weight = sizes[classes][own] / np.bincount(own)[own]
+    weight = sizes[classes][class_rank] / np.bincount(class_rank)[class_rank]
     weight /= weight.sum()
     # A fold is a set of whole classes, so that a curve is measured on classes that it was not fitted to.
-    fold = (np.random.default_rng(0).permutation(len(classes)) % FOLDS)[own]
+    fold = (np.random.default_rng(0).permutation(len(classes)) % FOLDS)[class_rank]
     depth = VOTERS + int(np.minimum(sizes[classes], MOST_PASSED_OVER).max())
     rows, scores = search(unseen, min(len(labels) - 1, depth))
     members = _members(labels, np.unique(labels[rows]))
-    profiles = {label: ClassProfile.of(take(some), distance) for label, some in members.items()}
+    profiles = {label: ClassProfile.of(take(voters), distance) for label, voters in members.items()}
     typical_spread = float(np.nanmean([profile.spread for profile in profiles.values()]))
 
     hits, votes, truths, weights, folds = [], [], [], [], []
     for i, (row, query) in enumerate(zip(unseen, take(unseen).astype(np.float64), strict=True)):
-        true, found = int(labels[row]), labels[rows[i]]
-        if (found == true).all():
+        true, neighbour_labels = int(labels[row]), labels[rows[i]]
+        if (neighbour_labels == true).all():
             continue
         others = members[true][members[true] != row]
         without_itself = {**profiles, true: ClassProfile.of(take(others), distance)}
         for is_known, share in ((True, 1 - UNKNOWN_SHARE), (False, UNKNOWN_SHARE)):
-            some = np.flatnonzero(is_known | (found != true))[:VOTERS]
-            near = found[some], scores[i, some]
+            voters = np.flatnonzero(is_known | (neighbour_labels != true))[:VOTERS]
+            near = neighbour_labels[voters], scores[i, voters]
             hits.append(near)
             votes.append(vote(query, *near, without_itself, distance, typical_spread))
             truths.append(true if is_known else NO_CLASS)
@@ -250,17 +250,17 @@ def confidence_among(
     labels = np.unique(labels, return_inverse=True)[1]
 
     def search(rows: Ints, k: int) -> tuple[Ints, Floats]:
-        found, scores = nearest(vectors[rows], vectors, k=k + 1, distance=distance)
-        return without_itself(found, scores, rows)
+        indices, scores = nearest(vectors[rows], vectors, k=k + 1, distance=distance)
+        return without_itself(indices, scores, rows)
 
     return learn_confidence(labels, unseen, lambda rows: vectors[rows], search, distance)
 
 
-def without_itself(found: Ints, scores: Floats, rows: Ints) -> tuple[Ints, Floats]:
+def without_itself(indices: Ints, scores: Floats, rows: Ints) -> tuple[Ints, Floats]:
     """Nearest rows ``[Q, k + 1]`` without the query itself, or without the last where many copies crowd it out."""
-    keep = found != rows[:, None]
+    keep = indices != rows[:, None]
     keep[keep.all(axis=1), -1] = False
-    return found[keep].reshape(len(rows), -1), scores[keep].reshape(len(rows), -1)
+    return indices[keep].reshape(len(rows), -1), scores[keep].reshape(len(rows), -1)
 
 
 def _hit_features(scores: Floats, labels: Ints, label_scores: Floats) -> Floats:

@@ -59,13 +59,13 @@ def as_tested(rule: str, section: ProtocolSection) -> str:
     >>> as_tested("last epoch", ProtocolSection(flip=True, eval_size=288))
     'last epoch; test crops of 288 pixels, embeddings averaged with those of mirror images'
     """
-    said = []
+    conditions = []
     if section.eval_size is not None:
-        said.append(f"test crops of {section.eval_size} pixels")
+        conditions.append(f"test crops of {section.eval_size} pixels")
     elif section.eval_scale != 1:
-        said.append(f"test crops {section.eval_scale:g} times as large as those of training")
-    said += ["embeddings averaged with those of mirror images"] if section.flip else []
-    return "; ".join([*([rule] if rule else []), *([", ".join(said)] if said else [])])
+        conditions.append(f"test crops {section.eval_scale:g} times as large as those of training")
+    conditions += ["embeddings averaged with those of mirror images"] if section.flip else []
+    return "; ".join([*([rule] if rule else []), *([", ".join(conditions)] if conditions else [])])
 
 
 def refuse_test_scores(section: ProtocolSection, what: str, *, instead: str) -> None:
@@ -193,7 +193,7 @@ class Protocol:
         R@1 of a few validation images differs between epochs by chance. Within its standard error MAP@R decides, unless
         the recipe names the score (``docs/choosing.md``). A score that is not a number is never preferred.
         """
-        new, old = (each.get(self.select_by, math.nan) for each in (scores, than))
+        new, old = (row.get(self.select_by, math.nan) for row in (scores, than))
         if math.isnan(new) or math.isnan(old):
             return math.isnan(old)
         if self.validation is None:

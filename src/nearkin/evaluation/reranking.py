@@ -74,25 +74,25 @@ def measure_reranked(
     wanted = [score_named(name) for name in dict.fromkeys(scores)]
     ranked = [score for score in wanted if isinstance(score, RetrievalScore)]
     others = [score.name for score in wanted if not isinstance(score, RetrievalScore)]
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     if ranked:
         queries, references = as_labels(labels, "labels"), gallery_labels
-        own = references is None
-        references = queries if own else as_labels(references, "gallery_labels")
-        num_true = _times(queries, references) - int(own)
+        among_themselves = references is None
+        references = queries if among_themselves else as_labels(references, "gallery_labels")
+        num_true = _times(queries, references) - int(among_themselves)
         counted = num_true > 0
-        depth = depths(ranked, num_true.numpy(), len(references) - int(own))[1]
+        depth = depths(ranked, num_true.numpy(), len(references) - int(among_themselves))[1]
         values = torch.zeros(len(ranked), len(queries), dtype=torch.float64)
         for rows, distances in reranked_distances(embeddings, gallery, rerank=rerank):
-            if own:
+            if among_themselves:
                 distances.scatter_(1, rows[:, None].to(distances.device), torch.inf)
             # Equal ones by index, and what differs by rounding alone is equal.
             order = distances.round(decimals=12).argsort(dim=1, stable=True)[:, : int(depth.max())].cpu()
             hits = references[order] == queries[rows, None]
-            for number, each in enumerate(ranked):
-                values[number, rows] = each.per_query(hits, num_true[rows])
-        found |= mean_scores(ranked, values[:, counted], left_out=int((~counted).sum()))
-    return found | (measure(others, embeddings, labels, distance=distance) if others else {})
+            for number, measured in enumerate(ranked):
+                values[number, rows] = measured.per_query(hits, num_true[rows])
+        results |= mean_scores(ranked, values[:, counted], left_out=int((~counted).sum()))
+    return results | (measure(others, embeddings, labels, distance=distance) if others else {})
 
 
 def _times(labels: Tensor, among: Tensor) -> Tensor:
@@ -118,9 +118,9 @@ class _Sparse:
     def entries(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Of each of ``rows [B]`` all entries: which place in ``rows`` they belong to, and where they are."""
         counts = self.starts[rows + 1] - self.starts[rows]
-        place = torch.repeat_interleave(counts)
+        rank = torch.repeat_interleave(counts)
         before = counts.cumsum(0) - counts
-        return place, torch.arange(len(place), device=rows.device) - before[place] + self.starts[rows][place]
+        return rank, torch.arange(len(rank), device=rows.device) - before[rank] + self.starts[rows][rank]
 
     def transposed(self, count: int) -> _Sparse:
         rows = torch.repeat_interleave(self.starts.diff())
@@ -214,10 +214,10 @@ def _averaged(encoded: _Sparse, near: Tensor) -> _Sparse:
     """Each row the mean of those of ``near [N, k]``."""
     rows, columns, values = [], [], []
     widest = max(1, int(encoded.starts.diff().max()) * near.shape[1])
-    for some in _blocks(near, len(near), _AT_ONCE // widest):
-        place, where = encoded.entries(near[some].flatten())
-        pairs, which = torch.unique(place // near.shape[1] * len(near) + encoded.columns[where], return_inverse=True)
-        rows.append(some[pairs // len(near)])
+    for block in _blocks(near, len(near), _AT_ONCE // widest):
+        rank, where = encoded.entries(near[block].flatten())
+        pairs, which = torch.unique(rank // near.shape[1] * len(near) + encoded.columns[where], return_inverse=True)
+        rows.append(block[pairs // len(near)])
         columns.append(pairs % len(near))
         values.append(torch.bincount(which, encoded.values[where], minlength=len(pairs)) / near.shape[1])
     return _Sparse.of(torch.cat(rows), torch.cat(columns), torch.cat(values), len(near))
@@ -225,12 +225,12 @@ def _averaged(encoded: _Sparse, near: Tensor) -> _Sparse:
 
 def _shared(encoded: _Sparse, by_column: _Sparse, rows: Tensor, count: int) -> Tensor:
     """Σ min(V(p), V(g)) ``[B, N]`` for the images p of ``rows`` and all g: only common columns add anything."""
-    place, where = encoded.entries(rows)
+    rank, where = encoded.entries(rows)
     columns, values = encoded.columns[where], encoded.values[where]
     total = torch.zeros(len(rows) * count, dtype=values.dtype, device=values.device)
     widest = max(1, int(by_column.starts.diff().max()))
-    for some in _blocks(columns, len(columns), _AT_ONCE // widest):
-        entry, other = by_column.entries(columns[some])
-        least = torch.minimum(values[some][entry], by_column.values[other])
-        total.index_add_(0, place[some][entry] * count + by_column.columns[other], least)
+    for block in _blocks(columns, len(columns), _AT_ONCE // widest):
+        entry, other = by_column.entries(columns[block])
+        least = torch.minimum(values[block][entry], by_column.values[other])
+        total.index_add_(0, rank[block][entry] * count + by_column.columns[other], least)
     return total.view(len(rows), count)

@@ -119,7 +119,7 @@ def depths(scores: Sequence[RetrievalScore], num_true: Ints, available: int) -> 
 
 
 def mean_scores(scores: Sequence[RetrievalScore], values: Tensor, *, left_out: int) -> dict[str, float]:
-    means = {score.name: float(each.mean()) for score, each in zip(scores, values, strict=True)}
+    means = {score.name: float(column.mean()) for score, column in zip(scores, values, strict=True)}
     return means | {"queries_without_match": float(left_out)}
 
 
@@ -144,16 +144,16 @@ def measure(
     {'R@1': 1.0, 'MRR@2': 1.0, 'queries_without_match': 0.0, 'NMI': 1.0}
     """
     wanted = [score_named(name) for name in dict.fromkeys(scores)]
-    found: dict[str, float] = {}
+    results: dict[str, float] = {}
     if ranked := [score.name for score in wanted if isinstance(score, RetrievalScore)]:
-        found |= retrieval_scores(
+        results |= retrieval_scores(
             embeddings, labels, gallery, gallery_labels, scores=ranked, distance=distance, by_all=by_all
         )
-    placed = [score for score in wanted if isinstance(score, EmbeddingScore)]
-    found |= {score.name: score.of_embeddings(embeddings, labels) for score in placed}
+    of_embeddings = [score for score in wanted if isinstance(score, EmbeddingScore)]
+    results |= {score.name: score.of_embeddings(embeddings, labels) for score in of_embeddings}
     if clustered := [score for score in wanted if isinstance(score, ClusteringScore)]:
-        found |= clustering_scores(embeddings, labels, scores=clustered)
-    return found
+        results |= clustering_scores(embeddings, labels, scores=clustered)
+    return results
 
 
 def concatenate_embeddings(parts: Sequence[Tensor], *, normalisation: Normalisation = "l2") -> Tensor:

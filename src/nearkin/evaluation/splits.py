@@ -262,13 +262,13 @@ class StoredSplit:
         Returns the images that are left, in the run's order, the split of each, and what has changed. Where nothing has
         changed, the data are the same object, so that runs opened together share it.
         """
-        place = {digest: row for row, digest in reversed(list(enumerate(now.digests)))}
+        row_of = {digest: row for row, digest in reversed(list(enumerate(now.digests)))}
         named = {name: row for row, name in enumerate(now.table.ids)}
         rows = np.full(len(self.ids), -1, dtype=np.int64)
         for number, (name, digest) in enumerate(zip(self.ids, self.digests, strict=True)):
             row = named.get(name)
             # Where two files have the same content, each is taken for the one it was.
-            rows[number] = row if row is not None and now.digests[row] == digest else place.get(digest, -1)
+            rows[number] = row if row is not None and now.digests[row] == digest else row_of.get(digest, -1)
         changes = self._changes(now, rows, named)
         if by_name:
             for number in np.flatnonzero(rows < 0).tolist():

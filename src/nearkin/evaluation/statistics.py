@@ -40,10 +40,10 @@ class Statistic:
     @classmethod
     def of(cls, values: Iterable[float], interval: Interval | None = None) -> Statistic | None:
         """None without any value."""
-        each = tuple(values)
-        if not each:
+        items = tuple(values)
+        if not items:
             return None
-        return cls(statistics.fmean(each), statistics.stdev(each) if len(each) > 1 else None, each, interval)
+        return cls(statistics.fmean(items), statistics.stdev(items) if len(items) > 1 else None, items, interval)
 
     @classmethod
     def of_key(cls, rows: Iterable[Mapping[str, Any] | None], key: str) -> Statistic | None:

@@ -36,8 +36,8 @@ class Vectors:
 
     def rows(self, which: Any) -> Any:
         """Some rows in float64, where the vectors are."""
-        some = self.source[which]
-        return some.double() if self.is_cuda else some.astype(np.float64)
+        rows = self.source[which]
+        return rows.double() if self.is_cuda else rows.astype(np.float64)
 
     def parts(self) -> list[slice]:
         """The rows, so many at a time that converting them takes little room."""

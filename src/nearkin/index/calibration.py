@@ -93,8 +93,8 @@ def _search_among(vectors: Segments, ids: NDArray[np.int64], distance: Any) -> S
         order, scores = np.empty((len(rows), 0), dtype=np.int64), np.empty((len(rows), 0))
         for first in range(0, len(ids), _BLOCK):
             block = vectors.take(ids[first : first + _BLOCK])
-            found, near = nearest(queries, block, k=min(k + 1, len(block)), distance=distance)
-            order, scores = np.hstack([order, first + found]), np.hstack([scores, near])
+            indices, near = nearest(queries, block, k=min(k + 1, len(block)), distance=distance)
+            order, scores = np.hstack([order, first + indices]), np.hstack([scores, near])
             best = np.argsort(-scores, axis=1, kind="stable")[:, : k + 1]
             order, scores = np.take_along_axis(order, best, axis=1), np.take_along_axis(scores, best, axis=1)
         return without_itself(order, scores, rows)

@@ -58,13 +58,13 @@ def cluster(index: Index, number: int | None = None, *, where: Where | None = No
     assigned = kmeans(vectors, number, seed=seed).numpy()
     labelled, names = index.labels()
     classes = np.unique(names[np.isin(labelled, ids)], return_inverse=True)[1]
-    found = assigned[np.isin(ids, labelled)]
-    most = sum(int(np.bincount(classes[found == number]).max()) for number in np.unique(found))
+    clusters = assigned[np.isin(ids, labelled)]
+    most = sum(int(np.bincount(classes[clusters == number]).max()) for number in np.unique(clusters))
     return Clusters(
         _by_size(ids, vectors, assigned),
         silhouette,
         most / len(classes) if len(classes) else None,
-        normalised_mutual_information(found, classes) if len(classes) else None,
+        normalised_mutual_information(clusters, classes) if len(classes) else None,
     )
 
 

@@ -83,8 +83,8 @@ def near(
                 if len(matches) == k:
                     unfinished.append(id)
                 else:
-                    found = [(number_of[id], number_of[hit.id]) for hit in matches if hit.id in number_of]
-                    pairs.append(np.array(found, dtype=np.int64).reshape(-1, 2))
+                    matching = [(number_of[id], number_of[hit.id]) for hit in matches if hit.id in number_of]
+                    pairs.append(np.array(matching, dtype=np.int64).reshape(-1, 2))
             queries, k = unfinished, 4 * k
         if progress is not None:
             progress(min(start + 64, len(ids)), len(ids))
@@ -98,8 +98,8 @@ def _groups(
 ) -> tuple[tuple[int, ...], ...]:
     """The items that matching pairs join, the largest group first; single items are left out."""
     sets = DisjointSet(range(len(ids)))
-    for some in pairs:
-        for one, other in some.tolist():
+    for block in pairs:
+        for one, other in block.tolist():
             if not sets.connected(one, other) and matches(one, other):
                 sets.merge(one, other)
     groups = [tuple(sorted(ids[list(members)].tolist())) for members in sets.subsets() if len(members) > 1]

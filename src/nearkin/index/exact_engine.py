@@ -56,8 +56,8 @@ class ExactEngine:
             self._figures.show(rows)
             figures = map(np.array, self._figures.maps())  # in memory, as every scan takes all of them
             segments = [
-                Coded(codes, some, None if in_8_bits(self._vectors.width) else vectors)
-                for codes, some, vectors in zip(self._codes.maps(), figures, self._vectors.maps(), strict=True)
+                Coded(codes, block_figures, None if in_8_bits(self._vectors.width) else vectors)
+                for codes, block_figures, vectors in zip(self._codes.maps(), figures, self._vectors.maps(), strict=True)
             ]
         else:  # files that were removed: only a writer builds them again, a reader makes its own
             segments = [Coded.of(part) for part in self._vectors.maps()]

@@ -232,16 +232,16 @@ class SearchContext:
     ) -> list[Hit]:
         """Items by their rows, without excluded ones and those that have been removed meanwhile."""
         items = self.items.get(set(rows.tolist()) - excluded)
-        found = [(items[id], score) for id, score in zip(rows.tolist(), scores.tolist(), strict=True) if id in items]
-        confidences: list[float | None] = [None] * len(found)
-        labelled = [(item.label, score) for item, score in found if item.label is not None][:VOTERS]
+        scored = [(items[id], score) for id, score in zip(rows.tolist(), scores.tolist(), strict=True) if id in items]
+        confidences: list[float | None] = [None] * len(scored)
+        labelled = [(item.label, score) for item, score in scored if item.label is not None][:VOTERS]
         if self.confidence is not None and labelled:
             labels, label_scores = (np.array(column) for column in zip(*labelled, strict=True))
-            scores = np.array([score for _, score in found])
+            scores = np.array([score for _, score in scored])
             confidences = self.confidence.of_hits(scores, labels, label_scores).tolist()
         hits = [
             Hit(item.id, score, confidence, item.label, item.path, item.columns)
-            for (item, score), confidence in zip(found, confidences, strict=True)
+            for (item, score), confidence in zip(scored, confidences, strict=True)
         ]
         if collapse:
             hits = self._without_copies(hits)
@@ -282,8 +282,8 @@ class SearchContext:
     ) -> Classified:
         """The label of a query by its hits; mean and spread of their classes are added to ``profiles`` if missing."""
         for label in {str(hit.label) for hit in hits} - profiles.keys():
-            some = self.items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
-            ids = np.array(some, dtype=np.int64).reshape(-1)
+            members = self.items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
+            ids = np.array(members, dtype=np.int64).reshape(-1)
             if len(ids := ids[ids < self.vectors.rows]):  # another process may have removed or added some
                 profiles[label] = ClassProfile.of(self.vectors.take(ids), self.distance)
         hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile

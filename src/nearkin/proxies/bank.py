@@ -82,8 +82,8 @@ class ProxyBank(nn.Module):
 
 def banks_in(*modules: nn.Module | None) -> list[ProxyBank]:
     """The proxy banks of modules, each once."""
-    found = [part for module in modules if module is not None for part in module.modules()]
-    return [part for part in dict.fromkeys(found) if isinstance(part, ProxyBank)]
+    modules_within = [part for module in modules if module is not None for part in module.modules()]
+    return [part for part in dict.fromkeys(modules_within) if isinstance(part, ProxyBank)]
 
 
 def _rows_of_normal(rows: range, classes: int, *shape: int) -> Tensor:

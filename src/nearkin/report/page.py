@@ -222,8 +222,8 @@ def classes_table(results: dict[str, QueryResults]) -> str:
     lines = []
     for label in shown:
         last, above = class_names[label]
-        found = [scored.get(label) for scored in by_group]
-        values = [value for score in found for value in ((score.recall, score.precision) if score else (None, None))]
+        by_run = [scored.get(label) for scored in by_group]
+        values = [value for score in by_run for value in ((score.recall, score.precision) if score else (None, None))]
         texts = (NOTHING if value is None else score_named("R@1").text(value) for value in values)
         cells = (last, *[above] * nested, str(scores[label].queries), *texts)
         lines.append(Line(cells, fractions=(*[None] * (2 + nested), *values)))

@@ -125,9 +125,10 @@ def retrieve(run: OpenedRun, sample: Sample, distance: Distance | None = None) -
 
     def score(rows: Ints, order: Ints, similar: Floats) -> None:
         hits[rows], similarities[rows] = order[:, :shown], similar[:, :shown]
-        some = rows[true[rows] > 0]
-        right = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[some, None])
-        recall[some], precision[some] = (one.per_query(right, torch.from_numpy(true[some])) for one in BY_QUERY)
+        counted = rows[true[rows] > 0]
+        right = torch.from_numpy(gallery.labels[order[true[rows] > 0]] == queries.labels[counted, None])
+        num_true = torch.from_numpy(true[counted])
+        recall[counted], precision[counted] = (measured.per_query(right, num_true) for measured in BY_QUERY)
 
     query_vectors = as_vectors(queries.embeddings, "queries")
     gallery_vectors = query_vectors if gallery is queries else as_vectors(gallery.embeddings, "gallery")

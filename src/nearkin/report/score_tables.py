@@ -34,17 +34,17 @@ def run_table(scores: Scores) -> Table:
         table = run_table(replace(selected, new_images=None)) if selected.test else Table("", ())
         new_images = [f"This encoder. {scores.new_images}"] if scores.new_images else []
         return Table(table.title, table.parts, (scores.final_of.note, *table.conditions, *new_images))
-    held = scores.conditions
-    parts = [f"{held.protocol} protocol, {held.selection}", held.training_conditions, held.weights, f"seed {held.seed}"]
+    ran = scores.conditions
+    parts = [f"{ran.protocol} protocol, {ran.selection}", ran.training_conditions, ran.weights, f"seed {ran.seed}"]
     epochs = "1 epoch" if scores.epochs == 1 else f"{scores.epochs:g} epochs"
-    parts += [held.hardware, f"{epochs} in {scores.seconds:.0f} s"]
+    parts += [ran.hardware, f"{epochs} in {scores.seconds:.0f} s"]
     conditions = ["; ".join(filter(None, parts)) + "."]
     conditions += [f"Untrained: {UNTRAINED}. {LEGEND}."] * bool(scores.untrained)
     conditions += [str(scores.new_images)] * bool(scores.new_images)
     columns = {"untrained": scores.untrained, "trained": scores.test}
     if scores.chosen_on_test:
         columns["last epoch"] = scores.last
-    return metric_table(f"{held.data}: {held.objective}, {held.test_classes}", columns, *conditions)
+    return metric_table(f"{ran.data}: {ran.objective}, {ran.test_classes}", columns, *conditions)
 
 
 def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *conditions: str) -> Table:
@@ -162,7 +162,7 @@ def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[s
     data = "; ".join(filter(None, (shared.pop("data", None), classes)))
     seeds = "seeds" if "," in shared.get("seeds", "") else "seed"
     words = {"protocol": "{} protocol", "seeds": f"{seeds} {{}}"}
-    held = "; ".join([data, *(words.get(key, "{}").format(value) for key, value in shared.items() if value)])
+    conditions = "; ".join([data, *(words.get(key, "{}").format(value) for key, value in shared.items() if value)])
     over = "repeats" if all(entry.conditions["protocol"] == "mlrc" for entry in entries) else "seeds"
     several = any(entry.runs > 1 for entry in entries)
     spread = f": mean ± sample standard deviation over n {over}" if several else f"; one {over[:-1]}, so no spread"
@@ -171,7 +171,7 @@ def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[s
         reading += f" Untrained: {UNTRAINED}."
     if any(entry.what == "best evaluation" for entry in entries):
         reading += " The best evaluation was selected on the test classes themselves, as papers do."
-    return f"{held[:1].upper()}{held[1:]}. {reading}"
+    return f"{conditions[:1].upper()}{conditions[1:]}. {reading}"
 
 
 def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:

@@ -85,8 +85,8 @@ class ClassRepresentativeSampler(ClassSampler):
 
     def representatives(self, projection: int) -> NDArray[np.int64]:
         """The row that represents each class in a projection, ``[C]``."""
-        places = [self._representative(c, projection) for c in range(len(self.rows))]
-        return np.array([rows[place] for rows, place in zip(self.rows, places, strict=True)], dtype=np.int64)
+        indices = [self._representative(c, projection) for c in range(len(self.rows))]
+        return np.array([rows[index] for rows, index in zip(self.rows, indices, strict=True)], dtype=np.int64)
 
     def next_batch(self) -> NDArray[np.int64]:
         projection = self.drawn // self.steps_per_projection if self.steps_per_projection else 0
@@ -100,9 +100,9 @@ class ClassRepresentativeSampler(ClassSampler):
         self.drawn += 1
         representatives, examples = [], []
         for c, turn in zip(classes.tolist(), turns.tolist(), strict=True):
-            place = self._representative(c, projection)
-            representatives.append(self.rows[c][place])
-            examples.append(self.rows[c][self._others(c, place, turn)])
+            index = self._representative(c, projection)
+            representatives.append(self.rows[c][index])
+            examples.append(self.rows[c][self._others(c, index, turn)])
         return np.concatenate([np.array(representatives, dtype=np.int64), *examples])
 
     @torch.no_grad()
@@ -137,13 +137,13 @@ class ClassRepresentativeSampler(ClassSampler):
         rounds = self._rounds[c]
         if rounds.count <= 2:
             return int(rounds[0][projection % rounds.count])
-        turn, place = divmod(projection, rounds.count)
+        turn, index = divmod(projection, rounds.count)
         # The last of a round never takes part in a change of places, so it is known without the rounds before.
-        if turn and place < 2 and rounds[turn - 1][-1] == rounds[turn][0]:
-            place = 1 - place
-        return int(rounds[turn][place])
+        if turn and index < 2 and rounds[turn - 1][-1] == rounds[turn][0]:
+            index = 1 - index
+        return int(rounds[turn][index])
 
     def _others(self, c: int, representative: int, turn: int) -> NDArray[np.int64]:
         """The examples of a class's turn: fair among its other images, the last standing in for the representative."""
-        places = self._examples[c][turn]
-        return np.where(places == representative, len(self.rows[c]) - 1, places)
+        indices = self._examples[c][turn]
+        return np.where(indices == representative, len(self.rows[c]) - 1, indices)

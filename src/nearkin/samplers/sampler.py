@@ -104,14 +104,14 @@ class FairStream:
         return (turn * self.count) % self.group if self.group <= self.count else 0
 
     @staticmethod
-    def _keep_back(order: NDArray[np.int64], held: NDArray[np.int64], first: int) -> NDArray[np.int64]:
-        early = np.isin(order[:first], held)
+    def _keep_back(order: NDArray[np.int64], last_of_round: NDArray[np.int64], first: int) -> NDArray[np.int64]:
+        early = np.isin(order[:first], last_of_round)
         if not early.any():
             return order
-        free = first + np.flatnonzero(~np.isin(order[first:], held))[: int(early.sum())]
-        places = np.flatnonzero(early)
+        free = first + np.flatnonzero(~np.isin(order[first:], last_of_round))[: int(early.sum())]
+        blocked = np.flatnonzero(early)
         order = order.copy()
-        order[places], order[free] = order[free], order[places]
+        order[blocked], order[free] = order[free], order[blocked]
         return order
 
 

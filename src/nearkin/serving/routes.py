@@ -241,7 +241,7 @@ def _add_gallery(routes: APIRouter, service: Service) -> None:
 
         def chosen() -> list[schemas.Item]:
             ids = service.index.ids()
-            some = np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)
-            return [service.item_schema(item) for item in service.index.items(some)]
+            sample = np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)
+            return [service.item_schema(item) for item in service.index.items(sample)]
 
         return schemas.Items(items=await service.read(chosen))

@@ -42,10 +42,10 @@ class Score(ABC):
     @classmethod
     def named(cls, name: str) -> Self | None:
         """The score of that name; None if it is not one of these."""
-        stem, _, places = name.partition("@")
-        if f"{stem}@k" in cls.meanings and re.fullmatch(r"[1-9]\d{0,8}", places):
-            return cls(name, int(places))
-        return cls(name) if name in cls.meanings and places != "k" else None
+        stem, _, k = name.partition("@")
+        if f"{stem}@k" in cls.meanings and re.fullmatch(r"[1-9]\d{0,8}", k):
+            return cls(name, int(k))
+        return cls(name) if name in cls.meanings and k != "k" else None
 
     @property
     def heading(self) -> str:
@@ -102,9 +102,9 @@ def contingency(clusters: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor,
     >>> contingency([0, 0, 0, 1], [5, 5, 3, 3])
     (tensor([3, 1]), tensor([2, 2]), tensor([1, 2, 1]))
     """
-    found = as_labels(clusters, "clusters")
-    true = as_labels(labels, "labels", rows=len(found))
-    _, cluster_ids, cluster_sizes = torch.unique(found, return_inverse=True, return_counts=True)
-    _, class_ids, class_sizes = torch.unique(true, return_inverse=True, return_counts=True)
+    cluster_of = as_labels(clusters, "clusters")
+    class_of = as_labels(labels, "labels", rows=len(cluster_of))
+    _, cluster_ids, cluster_sizes = torch.unique(cluster_of, return_inverse=True, return_counts=True)
+    _, class_ids, class_sizes = torch.unique(class_of, return_inverse=True, return_counts=True)
     _, joint_sizes = torch.unique(cluster_ids * len(class_sizes) + class_ids, return_counts=True)
     return cluster_sizes, class_sizes, joint_sizes

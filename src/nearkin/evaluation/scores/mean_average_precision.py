@@ -24,8 +24,8 @@ class MeanAveragePrecision(RetrievalScore):
 
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:
         hits = hits[:, : self.k or int(num_true.max())]
-        place = torch.arange(1, hits.shape[1] + 1)
-        precision_at_hits = (hits.cumsum(dim=1) / place.double()).mul_(hits)
+        rank = torch.arange(1, hits.shape[1] + 1)
+        precision_at_hits = (hits.cumsum(dim=1) / rank.double()).mul_(hits)
         if self.k:
             return precision_at_hits.sum(dim=1) / self.k
-        return precision_at_hits.mul_(place <= num_true[:, None]).sum(dim=1) / num_true
+        return precision_at_hits.mul_(rank <= num_true[:, None]).sum(dim=1) / num_true

@@ -25,5 +25,5 @@ class Precision(RetrievalScore):
         if self.k:
             return hits[:, : self.k].sum(dim=1).double() / self.k
         hits = hits[:, : int(num_true.max())]
-        place = torch.arange(1, hits.shape[1] + 1)
-        return (hits & (place <= num_true[:, None])).sum(dim=1) / num_true.double()
+        rank = torch.arange(1, hits.shape[1] + 1)
+        return (hits & (rank <= num_true[:, None])).sum(dim=1) / num_true.double()
