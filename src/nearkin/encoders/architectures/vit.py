@@ -251,7 +251,7 @@ class VisionTransformer(Backbone):
         patches = self.patch_embed(images)
         rows, columns = patches.shape[-2:]
         x = patches.flatten(2).transpose(1, 2)
-        first = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        first = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         positions = self.positions(rows, columns)
         if positions.shape[1] == x.shape[1]:
             return torch.cat([*first, x + positions], dim=1)
