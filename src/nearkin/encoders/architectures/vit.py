@@ -285,13 +285,13 @@ TINY, SMALL, BASE = ({"width": width, "heads": width // 64} for width in (192, 3
 
 
 def _preset(what: str, model: str, **settings: Any) -> Callable[..., VisionTransformer]:
-    """A builder of one network, whose weights are those of ``model`` on the hub."""
+    """A builder of one network, whose weights are those of ``model`` on the hub; all of them are under Apache-2.0."""
 
     def build(*, pool: Pool = "class", drop_path: float = 0.0) -> VisionTransformer:
         return VisionTransformer(**settings, pool=pool, drop_path=drop_path)
 
     build.__doc__ = what
-    build.hub_weights = f"hub:timm/{model}"  # type: ignore[attr-defined]
+    build.weights, build.licence = f"hub:timm/{model}", "Apache-2.0"  # type: ignore[attr-defined]
     return build
 
 
