@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import csv
 import inspect
 import json
 import textwrap
@@ -26,9 +25,9 @@ from nearkin import losses
 from nearkin.catalogue import keyword_options, plot_names
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.source import data_root
-from nearkin.encoders.architectures import backbones, families
+from nearkin.encoders.architectures import backbones, families, measured
 from nearkin.evaluation import scores
-from nearkin.recipe import Recipe, recipes_folder
+from nearkin.recipe import Recipe
 from nearkin.report.figures import figure_module
 from nearkin.report.table import NOTHING, markdown_table
 from nearkin.training import methods
@@ -122,16 +121,13 @@ def list_backbones() -> Listing:
         "of the pooled features before any training, one plain crop a photo: on CUB's test classes, and on the second "
         "half of its training classes. ImageNet-21k contains birds. `benchmarks/backbones.py` measures all of it."
     )
-    measured = {
-        line.pop("name"): line
-        for line in csv.DictReader((recipes_folder() / "backbones.csv").read_text(encoding="utf-8").splitlines())
-    }
-    nothing = dict.fromkeys(next(iter(measured.values())), "")
+    every = measured()
+    nothing = dict.fromkeys(every["small"], "")
     builders: list[tuple[str, Callable[..., Any]]] = [*sorted(backbones().items())]
     builders += [(f"{prefix}:<model>", builder) for prefix, builder in sorted(families().items())]
     records = []
     for name, builder in builders:
-        figures = measured.get(name, nothing)
+        figures = every.get(name, nothing)
         known = {"weights": getattr(builder, "weights", figures["weights"]), "licence": getattr(builder, "licence", "")}
         numbers = {key: float(value) if value else "not measured" for key, value in figures.items() if key != "weights"}
         records.append({"name": name, **_described(builder), **known, **numbers})

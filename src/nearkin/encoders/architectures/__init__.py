@@ -7,6 +7,7 @@ may have the attributes ``weights``, pretrained ones that ``encoder.weights`` ca
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ from nearkin.catalogue import modules_of
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
 from nearkin.errors import RecipeError, did_you_mean
-from nearkin.recipe import coerce
+from nearkin.recipe import coerce, recipes_folder
 
 Builder = Callable[..., Backbone]
 
@@ -89,3 +90,13 @@ def default_weights(name: str) -> str | None:
     ('hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)
     """
     return getattr(backbones().get(name), "weights", None)
+
+
+def measured() -> dict[str, dict[str, str]]:
+    """What was measured of each backbone, by its name; of each one the same, in words, perhaps nothing.
+
+    >>> measured()["vit_tiny"]["million parameters"]
+    '5.5'
+    """
+    lines = (recipes_folder() / "backbones.csv").read_text(encoding="utf-8").splitlines()
+    return {line.pop("name"): line for line in csv.DictReader(lines)}

