@@ -380,7 +380,7 @@ def own_photos_name(*, say: Callable[[str], None] = print) -> str:
             else:
                 weights_file(str(section.weights))
         except (DataError, MissingExtraError) as error:
-            better.append(f"Better on most photos: {_with_cost(section.backbone)}. {error}")
+            better.append(f"Better on most photos: --backbone {_with_cost(section.backbone)}. {error}")
         else:
             say(f"Backbone: {_with_cost(section.backbone)}, the best pretrained one that can be had here")
             break
