@@ -199,10 +199,10 @@ def milliseconds(value: float) -> str:
 def speed() -> str:
     """Times beside those of a peer, from one run each."""
     losses, on_gpu, search, scores, embed, gallery = (
-        "2026-11-18-losses-cpu-shorter.json",
+        "2026-11-19-losses-cpu.json",
         "2026-11-18-losses-h200-shorter.json",
-        "2026-11-18-search-cpu-shorter.json",
-        "2026-11-18-evaluation-cpu-shorter.json",
+        "2026-11-19-search-cpu.json",
+        "2026-11-19-evaluation-cpu.json",
         "2026-11-16-embed-cpu.json",
         "2026-11-17-own-photos-to-gallery.txt",
     )
