@@ -15,7 +15,7 @@ class Recall(RetrievalScore):
     """``R@k``: 1 if any of the first k is true."""
 
     meanings: ClassVar = {
-        "R@k": "Recall at k: the share of queries with at least one image of their class among the k most similar ones. "
+        "R@k": "Recall at k: the share of queries with at least one image of their class among the k most similar. "
         "R@1 asks whether the first one is correct."
     }
 
