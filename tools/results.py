@@ -155,9 +155,8 @@ def table(name: str) -> str:
 def how_trained(name: str, rows: list[Row]) -> str:
     """What all rows of a table have in common, and where the rest is said."""
     common, own = set_ups(rows)
-    sentences = [f"All rows: {', '.join(common)}."] if common else []
-    sentences += [f"[What else each row had](../results/notes/set_ups.md#{name})."] if own else []
-    return " ".join(sentences)
+    words = f"All rows: {', '.join(common)}" if common else ""
+    return f"{words} ([set-up of each row](../results/notes/set_ups.md#{name}))." if own else f"{words}."
 
 
 def set_ups(rows: list[Row]) -> tuple[list[str], dict[str, list[str]]]:
