@@ -14,10 +14,15 @@ _PENALTIES = ("positive_penalty", "negative_penalty", "decay", "as_released")
 
 
 class ProxyISAWithoutPenalties(ProxyAnchor):
-    r"""Proxy-ISA without its penalties, which no paper has: informative positives count 2, all other pairs 1.
+    r"""Proxy-ISA without its penalties, which no paper has: informative positives count twice.
 
-    :class:`~nearkin.losses.ProxyISA` with σ = 1 and ω⁻ = 1. Where a network does not over-fit, the penalties cost
-    points and this loss stays near Proxy-Anchor (docs/method_isa.md). While the filter is off it is Proxy-Anchor.
+    .. math::
+        \omega^+ = \begin{cases} 2 & L - \eta \le s \le L \\ 1 & \text{else} \end{cases}
+        \qquad \omega^- = 1
+
+    in equation (13), that is :class:`~nearkin.losses.ProxyISA` with :math:`\sigma = 1` and no lighter negatives. Where
+    a network does not over-fit, the penalties cost points (docs/method_isa.md). While the filter is off it is
+    :class:`~nearkin.losses.ProxyAnchor`.
 
     Args:
         num_classes: number of training classes, C.
