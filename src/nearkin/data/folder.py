@@ -323,7 +323,20 @@ def some_of(names: Sequence[str], *, most: int = 10) -> str:
 def existing_images(
     base: Path, names: Sequence[str], *, listed_in: str, lines: Sequence[int] | None = None
 ) -> list[Path]:
-    """The images' paths below ``base``, or an error that says how many are missing and names the first ten.
+    """The images' paths below ``base``, or an error that says how many are missing and names the first ten."""
+    paths = find_images(base, names)
+    shown = names if lines is None else [f"line {line}: {name}" for line, name in zip(lines, names, strict=True)]
+    missing = [name for name, path in zip(shown, paths, strict=True) if path is None]
+    if missing:
+        raise DataError(
+            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing; their paths start from "
+            f"{str(base.absolute())!r}. Correct the paths, or bring the files:\n{some_of(missing)}"
+        )
+    return [path for path in paths if path is not None]
+
+
+def find_images(base: Path, names: Sequence[str]) -> list[Path | None]:
+    """The images' paths below ``base``; None for one that is missing.
 
     A name matches whichever way its accents are composed. Every folder is read once, as asking for a hundred thousand
     files one by one takes minutes on a network file system.
@@ -360,11 +373,4 @@ def existing_images(
         return path if os.path.isfile(path) else None
 
     paths = [find(os.path.join(base, name)) if "\0" not in name else None for name in names]
-    shown = names if lines is None else [f"line {line}: {name}" for line, name in zip(lines, names, strict=True)]
-    missing = [name for name, path in zip(shown, paths, strict=True) if path is None]
-    if missing:
-        raise DataError(
-            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing; their paths start from "
-            f"{str(base.absolute())!r}. Correct the paths, or bring the files:\n{some_of(missing)}"
-        )
-    return [Path(path) for path in paths if path is not None]
+    return [Path(path) if path is not None else None for path in paths]
