@@ -1,28 +1,28 @@
-"""Commands to look something up: list, cache."""
+"""Commands to look something up: list, datasets, cache."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from nearkin.cli import options
-from nearkin.cli._app import LOOK_UP, app, confirm, say
+from nearkin.cli._app import LOOK_UP, app, confirm, progress_bar, say
 
 
 @app.command("list", rich_help_panel=LOOK_UP)
 def list_(
     what: Annotated[
-        Literal["recipes", "keys", "losses", "methods", "backbones", "scores", "plots", "datasets"],
+        Literal["recipes", "keys", "losses", "methods", "backbones", "scores", "plots"],
         typer.Argument(
             metavar="WHAT",
             help="recipes; keys of a recipe, with defaults and meanings; losses, methods, backbones and scores, with "
-            "their options; plots, the figures of 'nearkin plot'; datasets, the benchmarks found on this machine.",
+            "their options; plots, the figures of 'nearkin plot'.",
         ),
     ],
-    data_root: options.DataRoot = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -32,20 +32,68 @@ def list_(
 
     [bold]nearkin list losses[/bold]  names for objective.name, with their options
     """
-    from nearkin.report.listings import LISTINGS, list_datasets
+    from nearkin.report.listings import LISTINGS
 
     if what == "recipes":
         from nearkin.studies.expected_scores import list_recipes
 
         listing = list_recipes(expected=markdown)
-    elif what == "datasets":
-        listing = list_datasets(data_root)
     else:
         listing = LISTINGS[what]()
     if as_json:
         print(json.dumps(list(listing.records)))
     elif markdown:
         print(listing.page(), end="")
+    else:
+        Console().print(listing.terminal(), highlight=False)
+
+
+@app.command(rich_help_panel=LOOK_UP)
+def datasets(
+    download: Annotated[
+        list[str] | None,
+        typer.Option("--download", metavar="NAME", help="Download and unpack this one. Repeat for more."),
+    ] = None,
+    unpack: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--unpack",
+            metavar="ARCHIVE",
+            help="Unpack this published archive, or copy a list that is published as it is. Repeat for more.",
+        ),
+    ] = None,
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """List the benchmarks, where they are on this machine and how to get them, and bring them here.
+
+    [bold]nearkin datasets[/bold]  what there is, and what is here
+
+    [bold]nearkin datasets --download cub[/bold]  for those with a public address and a known checksum
+
+    [bold]nearkin datasets --unpack Stanford_Online_Products.zip[/bold]  to where recipes find it
+
+    Of --unpack and --download, the result is read once, and its images and classes counted. A download that was
+    interrupted continues. Without --data-root and NEARKIN_DATA, the folder is data/.
+    """
+    from nearkin.data.archives import obtain
+    from nearkin.data.source import data_root as root_of
+    from nearkin.report.listings import list_datasets
+
+    names = None
+    if download or unpack:
+        root = root_of(data_root) or Path("data")
+        with progress_bar("Bringing (MB)", verbose) as update:
+            names = obtain(
+                root,
+                downloads=download or (),
+                archives=unpack or (),
+                progress=lambda done, total: update(done // 10**6, total // 10**6),
+            )
+    listing = list_datasets(data_root, names)
+    if as_json:
+        print(json.dumps(list(listing.records)))
     else:
         Console().print(listing.terminal(), highlight=False)
 

@@ -125,7 +125,13 @@ def check_is_list(path: Path) -> None:
 
 
 def suggest_path(missing: Path) -> str:
-    """A clause on the path that was probably meant, by the first part of it that does not exist."""
+    """A clause on the paths that were probably meant, by the first part of it that does not exist."""
+    near = " or ".join(repr(str(path)) for path in near_paths(missing))
+    return f"; did you mean {near}?" if near else ""
+
+
+def near_paths(missing: Path) -> list[Path]:
+    """Existing paths, at most three, that are spelled nearly as the one that does not exist, the nearest first."""
     below: list[str] = []
     while not missing.parent.exists():
         below.insert(0, missing.name)
@@ -133,13 +139,9 @@ def suggest_path(missing: Path) -> str:
     try:
         names = {name.casefold(): name for name in sorted(os.listdir(missing.parent))}
     except OSError:
-        return ""
-    near = difflib.get_close_matches(missing.name.casefold(), names, n=1)
-    if not near:
-        return ""
-    meant = missing.parent / names[near[0]]
-    whole = meant.joinpath(*below)
-    return f"; did you mean {str(whole if whole.exists() else meant)!r}?"
+        return []
+    meant = [missing.parent / names[name] for name in difflib.get_close_matches(missing.name.casefold(), names)]
+    return [path.joinpath(*below) if path.joinpath(*below).exists() else path for path in meant]
 
 
 FolderPath = tuple[str, ...]

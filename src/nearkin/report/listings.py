@@ -12,7 +12,7 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,28 +198,36 @@ def _field_docstrings(section: type) -> dict[str, str]:
     return docstrings
 
 
-def list_datasets(given: Path | None) -> Listing:
-    """The benchmarks, and which of them are below the data root."""
+def list_datasets(given: Path | None, names: Container[str] | None = None) -> Listing:
+    """The benchmarks, or the named ones of them: where they are, or are expected and how to get them."""
     root, records = data_root(given), []
-    for benchmark in benchmarks().values():
+    for name, benchmark in benchmarks().items():
+        if names is not None and name not in names:
+            continue
         folder = benchmark.find(root or Path("data"))
         problem = benchmark.problem(folder) if folder else None
         location = "comes with nearkin" if benchmark.embedded else folder and str(folder)
+        lacking = problem is not None or location is None
         counts = {split: list(pair) for split, pair in benchmark.counts.items()}
         records.append(
             {
-                "name": benchmark.name,
+                "name": name,
                 "title": benchmark.title,
                 "counts": counts,
                 "images (classes)": ", ".join(f"{split} {n:,} ({c:,})" for split, (n, c) in counts.items()),
+                "download": benchmark.archive_size or None,
                 "home": benchmark.home,
                 "found": location,
-                "here": problem or location,
                 "problem": problem,
+                "here": f"{location}, but {problem}" if problem else location,
+                "expected in": str((root or Path("data")) / benchmark.folders[0]) if location is None else None,
+                "published at": benchmark.home if lacking else None,
+                "to get it": benchmark.how_to_get if lacking else None,
             }
         )
     where = f"under {root}" if root else "(name their folder with --data-root or NEARKIN_DATA)"
-    return Listing(f"Benchmarks {where}", "", ("name", "title", "images (classes)", "here"), tuple(records))
+    columns = ("name", "title", "images (classes)", "download", "here", "expected in", "published at", "to get it")
+    return Listing(f"Benchmarks {where}", "", columns, tuple(records))
 
 
 def summary_of(part: Any) -> str:

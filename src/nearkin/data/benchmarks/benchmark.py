@@ -37,6 +37,10 @@ class Benchmark:
     ``inner_folders`` those that unpacking adds below. ``missing`` says which key files a folder lacks. A benchmark
     without ``folders`` is made by the package itself and needs no files; its reader is called with an empty path.
 
+    ``archives`` says in words what there is to bring by hand, and ``archive_size`` about how much that is. ``parts``
+    are the files and folders at the top of an archive by which it is recognised, besides ``folders``. ``downloads``
+    gives the MD5 checksum of every public address.
+
     >>> def read_toy(root):
     ...     return ImageTable.build("toy", [root / "a.jpg", root / "b.jpg"], ["a", "b"], splits=["train", "test"])
     >>> toy = Benchmark(name="toy", title="Toy", home="example.org", layout="toy/\\n  a.jpg\\n  b.jpg",
@@ -54,6 +58,10 @@ class Benchmark:
     folders: tuple[str, ...] = ()
     inner_folders: tuple[str, ...] = ()
     missing: Callable[[Path], list[str]] = field(default_factory=needs)
+    archives: str = ""
+    archive_size: str = ""
+    parts: tuple[str, ...] = ()
+    downloads: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def embedded(self) -> bool:
@@ -96,8 +104,16 @@ class Benchmark:
         return f"there is no {', no '.join(lacking)}" if lacking else None
 
     def expected_layout(self) -> str:
-        """The layout that is read and where the files are published, for messages."""
-        return f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
+        """The layout that is read, where the files are published and how to get them, for messages."""
+        text = f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
+        return f"{text}\nTo get it: {self.how_to_get}" if self.how_to_get else text
+
+    @property
+    def how_to_get(self) -> str:
+        """What to do on a machine that lacks it."""
+        if self.downloads:
+            return f"nearkin datasets --download {self.name}"
+        return f"bring {self.archives}, then: nearkin datasets --unpack FILE" if self.archives else ""
 
 
 def _subfolders(folder: Path, names: list[str]) -> list[Path]:

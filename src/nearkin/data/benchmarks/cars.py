@@ -150,5 +150,9 @@ cars196/
         folders=("cars196", "cars", "stanford_cars", "stanford-cars", "stanford-cars-dataset", "car_data", "CARS_196"),
         inner_folders=("images",),
         missing=_missing,
+        archives="cars_train.tgz, cars_test.tgz, car_devkit.tgz and cars_test_annos_withlabels.mat, or car_ims.tgz and "
+        "cars_annos.mat (the page is gone; https://github.com/pytorch/vision/issues/7545 names copies)",
+        archive_size="2 GB",
+        parts=("cars_train", "cars_test", "devkit", "car_devkit", *HALVES.values(), CLASSES, "car_ims", ANNOTATIONS),
     ),
 )
