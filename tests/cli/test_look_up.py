@@ -62,9 +62,15 @@ def test_an_archive_is_unpacked_into_the_folder_here(nearkin, tmp_path, monkeypa
         packed.writestr("img/WOMEN/Tees/id_1/1.jpg", b"")
     code, out, err = nearkin("datasets", "--unpack", "img.zip", "--json")
     assert (code, err) == (0, "")
-    (record,) = json.loads(out)
-    assert (record["name"], record["found"]) == ("inshop", "data/In-shop Clothes Retrieval Benchmark")
-    assert "list_eval_partition.txt" in record["problem"], "which the next archive brings"
+    (line,) = json.loads(out)
+    assert (
+        "in data/In-shop Clothes Retrieval Benchmark: not whole yet: there is no Eval/list_eval_partition.txt" in line
+    )
+    (listed,) = [row for row in json.loads(nearkin("datasets", "--json")[1]) if row["name"] == "inshop"]
+    assert (listed["found"], listed["problem"]) == (
+        "data/In-shop Clothes Retrieval Benchmark",
+        line.partition("yet: ")[2],
+    )
     rows = "1\nimage_name item_id evaluation_status\nimg/WOMEN/Tees/id_1/1.jpg id_1 train\n"
     (tmp_path / "list_eval_partition.txt").write_text(rows)
     code, _, err = nearkin("datasets", "--unpack", "list_eval_partition.txt")
@@ -72,7 +78,7 @@ def test_an_archive_is_unpacked_into_the_folder_here(nearkin, tmp_path, monkeypa
     assert "train has 1 images of 1 classes, published are 25,882 of 3,997" in err
     code, out, err = nearkin("datasets", "--download", "inshop")
     assert (code, out) == (2, "")
-    assert "no public address: bring img.zip" in err
+    assert "'inshop' cannot be downloaded: bring img.zip" in err
 
 
 @pytest.mark.parametrize(

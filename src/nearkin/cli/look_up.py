@@ -51,47 +51,35 @@ def list_(
 @app.command(rich_help_panel=LOOK_UP)
 def datasets(
     download: Annotated[
-        list[str] | None,
-        typer.Option("--download", metavar="NAME", help="Download and unpack this one. Repeat for more."),
+        list[str] | None, typer.Option("--download", metavar="NAME", help="Download and unpack it. Repeat for more.")
     ] = None,
     unpack: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--unpack",
-            metavar="ARCHIVE",
-            help="Unpack this published archive, or copy a list that is published as it is. Repeat for more.",
-        ),
+        typer.Option("--unpack", metavar="FILE", help="Unpack this published archive or list. Repeat for more."),
     ] = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
 ) -> None:
-    """List the benchmarks, where they are on this machine and how to get them, and bring them here.
+    """List the benchmarks, where they are on this machine and how to get them, or bring them here.
 
-    [bold]nearkin datasets[/bold]  what there is, and what is here
-
-    [bold]nearkin datasets --download cub[/bold]  for those with a public address and a known checksum
+    [bold]nearkin datasets --download cub[/bold]  where address and checksum are known; an interrupted one continues
 
     [bold]nearkin datasets --unpack Stanford_Online_Products.zip[/bold]  to where recipes find it
 
-    Of --unpack and --download, the result is read once, and its images and classes counted. A download that was
-    interrupted continues. Without --data-root and NEARKIN_DATA, the folder is data/.
+    What was brought is read once, and its images and classes are counted. Without --data-root and NEARKIN_DATA it goes
+    to data/.
     """
-    from nearkin.data.archives import obtain
-    from nearkin.data.source import data_root as root_of
+    from nearkin.data import archives, source
     from nearkin.report.listings import list_datasets
 
-    names = None
     if download or unpack:
-        root = root_of(data_root) or Path("data")
-        with progress_bar("Bringing (MB)", verbose) as update:
-            names = obtain(
-                root,
-                downloads=download or (),
-                archives=unpack or (),
-                progress=lambda done, total: update(done // 10**6, total // 10**6),
-            )
-    listing = list_datasets(data_root, names)
+        root = source.data_root(data_root) or Path("data")
+        with progress_bar("MB", verbose) as bar:
+            lines = archives.obtain(root, download or [], unpack or [], lambda n, of: bar(n // 10**6, of // 10**6))
+        print(json.dumps(lines) if as_json else "\n".join(lines))
+        return
+    listing = list_datasets(data_root)
     if as_json:
         print(json.dumps(list(listing.records)))
     else:

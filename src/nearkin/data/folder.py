@@ -126,12 +126,6 @@ def check_is_list(path: Path) -> None:
 
 def suggest_path(missing: Path) -> str:
     """A clause on the paths that were probably meant, by the first part of it that does not exist."""
-    near = " or ".join(repr(str(path)) for path in near_paths(missing))
-    return f"; did you mean {near}?" if near else ""
-
-
-def near_paths(missing: Path) -> list[Path]:
-    """Existing paths, at most three, that are spelled nearly as the one that does not exist, the nearest first."""
     below: list[str] = []
     while not missing.parent.exists():
         below.insert(0, missing.name)
@@ -139,9 +133,10 @@ def near_paths(missing: Path) -> list[Path]:
     try:
         names = {name.casefold(): name for name in sorted(os.listdir(missing.parent))}
     except OSError:
-        return []
-    meant = [missing.parent / names[name] for name in difflib.get_close_matches(missing.name.casefold(), names)]
-    return [path.joinpath(*below) if path.joinpath(*below).exists() else path for path in meant]
+        return ""
+    near = [missing.parent / names[name] for name in difflib.get_close_matches(missing.name.casefold(), names)]
+    near = [path.joinpath(*below) if path.joinpath(*below).exists() else path for path in near]
+    return f"; did you mean {' or '.join(repr(str(path)) for path in near)}?" if near else ""
 
 
 FolderPath = tuple[str, ...]
@@ -325,20 +320,7 @@ def some_of(names: Sequence[str], *, most: int = 10) -> str:
 def existing_images(
     base: Path, names: Sequence[str], *, listed_in: str, lines: Sequence[int] | None = None
 ) -> list[Path]:
-    """The images' paths below ``base``, or an error that says how many are missing and names the first ten."""
-    paths = find_images(base, names)
-    shown = names if lines is None else [f"line {line}: {name}" for line, name in zip(lines, names, strict=True)]
-    missing = [name for name, path in zip(shown, paths, strict=True) if path is None]
-    if missing:
-        raise DataError(
-            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing; their paths start from "
-            f"{str(base.absolute())!r}. Correct the paths, or bring the files:\n{some_of(missing)}"
-        )
-    return [path for path in paths if path is not None]
-
-
-def find_images(base: Path, names: Sequence[str]) -> list[Path | None]:
-    """The images' paths below ``base``; None for one that is missing.
+    """The images' paths below ``base``, or an error that says how many are missing and names the first ten.
 
     A name matches whichever way its accents are composed. Every folder is read once, as asking for a hundred thousand
     files one by one takes minutes on a network file system.
@@ -375,4 +357,11 @@ def find_images(base: Path, names: Sequence[str]) -> list[Path | None]:
         return path if os.path.isfile(path) else None
 
     paths = [find(os.path.join(base, name)) if "\0" not in name else None for name in names]
-    return [Path(path) if path is not None else None for path in paths]
+    shown = names if lines is None else [f"line {line}: {name}" for line, name in zip(lines, names, strict=True)]
+    missing = [name for name, path in zip(shown, paths, strict=True) if path is None]
+    if missing:
+        raise DataError(
+            f"{len(missing):,} of the {len(names):,} images listed in {listed_in} are missing; their paths start from "
+            f"{str(base.absolute())!r}. Correct the paths, or bring the files:\n{some_of(missing)}"
+        )
+    return [Path(path) for path in paths if path is not None]

@@ -12,7 +12,7 @@ import json
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -198,35 +198,31 @@ def _field_docstrings(section: type) -> dict[str, str]:
     return docstrings
 
 
-def list_datasets(given: Path | None, names: Container[str] | None = None) -> Listing:
-    """The benchmarks, or the named ones of them: where they are, or are expected and how to get them."""
+def list_datasets(given: Path | None) -> Listing:
+    """The benchmarks: where they are below the data root, or are expected and how to get them."""
     root, records = data_root(given), []
-    for name, benchmark in benchmarks().items():
-        if names is not None and name not in names:
-            continue
+    for benchmark in benchmarks().values():
         folder = benchmark.find(root or Path("data"))
         problem = benchmark.problem(folder) if folder else None
+        expected = (root or Path("data")) / benchmark.folders[0] if benchmark.folders else None
         location = "comes with nearkin" if benchmark.embedded else folder and str(folder)
-        lacking = problem is not None or location is None
         counts = {split: list(pair) for split, pair in benchmark.counts.items()}
         records.append(
             {
-                "name": name,
+                "name": benchmark.name,
                 "title": benchmark.title,
                 "counts": counts,
                 "images (classes)": ", ".join(f"{split} {n:,} ({c:,})" for split, (n, c) in counts.items()),
-                "download": benchmark.archive_size or None,
                 "home": benchmark.home,
                 "found": location,
-                "problem": problem,
                 "here": f"{location}, but {problem}" if problem else location,
-                "expected in": str((root or Path("data")) / benchmark.folders[0]) if location is None else None,
-                "published at": benchmark.home if lacking else None,
-                "to get it": benchmark.how_to_get if lacking else None,
+                "problem": problem,
+                "expected in": None if location else str(expected),
+                "to get it": None if location and not problem else benchmark.how_to_get,
             }
         )
     where = f"under {root}" if root else "(name their folder with --data-root or NEARKIN_DATA)"
-    columns = ("name", "title", "images (classes)", "download", "here", "expected in", "published at", "to get it")
+    columns = ("name", "title", "images (classes)", "here", "expected in", "home", "to get it")
     return Listing(f"Benchmarks {where}", "", columns, tuple(records))
 
 

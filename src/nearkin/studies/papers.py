@@ -352,11 +352,12 @@ def missing_data(source: str, root: str | Path | None) -> str | None:
         return None
     if folder:
         problem = benchmark.problem(folder)
-        return f"{benchmark.title} in {folder} is not whole: {problem}; see 'nearkin datasets'" if problem else None
+        return f"{benchmark.title} in {folder} is not whole: {problem}" if problem else None
     if where is None:
-        known = "name the folder of your data sets with --data-root, or see 'nearkin datasets'"
-        return f"{benchmark.title} is not here: {known}"
-    return f"{benchmark.title} was not found below {where}; see 'nearkin datasets'"
+        return (
+            f"{benchmark.title} is not here: name your folder of data sets with --data-root, or see 'nearkin datasets'"
+        )
+    return f"{benchmark.title} was not found below {where}: see 'nearkin datasets'"
 
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:

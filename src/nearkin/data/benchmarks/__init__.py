@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from nearkin.catalogue import modules_of
 from nearkin.data.benchmarks.benchmark import Benchmark
-from nearkin.data.folder import near_paths, suggest_path
+from nearkin.data.folder import suggest_path
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
@@ -43,11 +43,7 @@ def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: boo
     folder = benchmark.find(data_root)
     if folder is None:
         root = Path(data_root).expanduser()
-        near = suggest_path(root)
-        if root.exists():
-            paths = [path for name in benchmark.folders for path in near_paths(root / name) if path.is_dir()]
-            names = " or ".join(repr(str(path)) for path in dict.fromkeys(paths))
-            near = f"; if {names} is it, rename the folder" if names else ""
+        near = suggest_path(root / benchmark.folders[0] if root.exists() else root)
         looked_for = f"looked for a folder called {', '.join(map(repr, benchmark.folders))}"
         raise DataError(
             f"{benchmark.title} was not found below {str(data_root)!r} ({looked_for}){near}\n"

@@ -36,10 +36,8 @@ class Benchmark:
     ``counts`` gives ``(images, classes)`` for every split. ``folders`` are the names under which people keep it,
     ``inner_folders`` those that unpacking adds below. ``missing`` says which key files a folder lacks. A benchmark
     without ``folders`` is made by the package itself and needs no files; its reader is called with an empty path.
-
-    ``archives`` says in words what there is to bring by hand, and ``archive_size`` about how much that is. ``parts``
-    are the files and folders at the top of an archive by which it is recognised, besides ``folders``. ``downloads``
-    gives the MD5 checksum of every public address.
+    ``archives`` are the files to bring, in words, and ``parts`` the names at their top by which they are recognised,
+    besides ``folders``. An archive with a public ``address`` is downloaded if it has the checksum ``md5``.
 
     >>> def read_toy(root):
     ...     return ImageTable.build("toy", [root / "a.jpg", root / "b.jpg"], ["a", "b"], splits=["train", "test"])
@@ -59,9 +57,9 @@ class Benchmark:
     inner_folders: tuple[str, ...] = ()
     missing: Callable[[Path], list[str]] = field(default_factory=needs)
     archives: str = ""
-    archive_size: str = ""
     parts: tuple[str, ...] = ()
-    downloads: Mapping[str, str] = field(default_factory=dict)
+    address: str = ""
+    md5: str = ""
 
     @property
     def embedded(self) -> bool:
@@ -110,10 +108,9 @@ class Benchmark:
 
     @property
     def how_to_get(self) -> str:
-        """What to do on a machine that lacks it."""
-        if self.downloads:
-            return f"nearkin datasets --download {self.name}"
-        return f"bring {self.archives}, then: nearkin datasets --unpack FILE" if self.archives else ""
+        """What to do on a machine that lacks it; empty where the package cannot help."""
+        by_hand = f"bring {self.archives} and: nearkin datasets --unpack FILE" if self.archives else ""
+        return f"nearkin datasets --download {self.name}, or {by_hand}" if self.address else by_hand
 
 
 def _subfolders(folder: Path, names: list[str]) -> list[Path]:

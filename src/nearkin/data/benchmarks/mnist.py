@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import itertools
 import struct
 import zlib
 from dataclasses import replace
@@ -83,7 +82,6 @@ _LAYOUT = """
   t10k-labels-idx1-ubyte.gz
 each with or without .gz, or with a dot before idx
 """
-_FILES = [_spellings(prefix, content) for prefix in PREFIXES.values() for content in DIMENSIONS]
 
 
 MNIST = Benchmark(
@@ -95,18 +93,7 @@ MNIST = Benchmark(
     reader=functools.partial(_read, name="mnist", class_names=DIGITS),
     folders=("MNIST", "mnist"),
     inner_folders=("raw",),
-    missing=needs(*_FILES),
-    archive_size="12 MB",
-    parts=tuple(itertools.chain(*_FILES)),
-    downloads={
-        f"https://ossci-datasets.s3.amazonaws.com/mnist/{file}": checksum
-        for file, checksum in {
-            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
-            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
-            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
-            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
-        }.items()
-    },
+    missing=needs(*(_spellings(prefix, content) for prefix in PREFIXES.values() for content in DIMENSIONS)),
 )
 FASHION_MNIST = replace(
     MNIST,
@@ -116,15 +103,5 @@ FASHION_MNIST = replace(
     layout=_LAYOUT.format(folder="FashionMNIST"),
     reader=functools.partial(_read, name="fashion_mnist", class_names=GARMENTS),
     folders=("FashionMNIST", "fashion-mnist", "fashion_mnist"),
-    archive_size="31 MB",
-    downloads={
-        f"http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/{file}": checksum
-        for file, checksum in {
-            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
-            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
-            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
-            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
-        }.items()
-    },
 )
 BENCHMARKS = (MNIST, FASHION_MNIST)
