@@ -15,6 +15,8 @@ from nearkin.catalogue import plot_names
 from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import fingerprint, recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run
 from nearkin.studies.expected_scores import list_recipes
 from nearkin.studies.papers import (
     Settings,
@@ -307,6 +309,27 @@ def test_measured_scores_are_in_the_result_files():
         values = [100 * run["test"][line["metric"]] for run in runs]
         assert round(statistics.mean(values), 1) == float(line["value"])
         assert line["spread"] == (f"{statistics.stdev(values):.1f}" if len(values) > 2 else "")
+
+
+def test_recipes_whose_covering_radius_is_to_be_drawn_measure_it(planned):
+    drawn = [row.recipe for table, rows in planned.values() if "covering" in (table.plots or "") for row in rows]
+    named = [item.instead for item in items() if "covering" in (item.instead or "")]
+    drawn += [load_recipe(text.removeprefix("train ").partition(",")[0]) for text in named]
+    assert len(drawn) == 7
+    assert all("covering_radius" in recipe.protocol.measured for recipe in drawn)
+
+
+def test_a_small_run_of_a_paper_recipe_draws_the_figure_that_it_is_for(squares, nearkin, tmp_path):
+    folder, _ = squares
+    changes = {"encoder.backbone": "small", "encoder.dim": 5, "encoder.freeze_batch_norm": False}
+    changes |= {"encoder.freeze_batch_norm_affine": False, "data.source": str(folder / "squares.csv")}
+    changes |= {"data.transform": "digits", "data.image_size": 8, "data.workers": 1, "data.cache": "memory"}
+    changes |= {"training.batch_size": 8, "training.max_steps": 4, "training.evaluate_every_steps": 2}
+    changes |= {"training.images_per_class": 2, "training.device": "cpu", "protocol.folds": 3}
+    run(load_recipe("ccp/c2_ccp").with_changes(changes), RunFolder(tmp_path / "run"))
+    code, _, error = nearkin("plot", tmp_path / "run", "--only", "covering")
+    assert code == 0, error
+    assert list((tmp_path / "run").rglob("covering.png"))
 
 
 def test_every_figure_that_a_paper_names_is_there():
