@@ -16,7 +16,7 @@ from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import fingerprint, recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.run import run
+from nearkin.runs.run import run as train
 from nearkin.studies.expected_scores import list_recipes
 from nearkin.studies.papers import (
     Settings,
@@ -326,7 +326,7 @@ def test_a_small_run_of_a_paper_recipe_draws_the_figure_that_it_is_for(squares, 
     changes |= {"data.transform": "digits", "data.image_size": 8, "data.workers": 1, "data.cache": "memory"}
     changes |= {"training.batch_size": 8, "training.max_steps": 4, "training.evaluate_every_steps": 2}
     changes |= {"training.images_per_class": 2, "training.device": "cpu", "protocol.folds": 3}
-    run(load_recipe("ccp/c2_ccp").with_changes(changes), RunFolder(tmp_path / "run"))
+    train(load_recipe("ccp/c2_ccp").with_changes(changes), RunFolder(tmp_path / "run"))
     code, _, error = nearkin("plot", tmp_path / "run", "--only", "covering")
     assert code == 0, error
     assert list((tmp_path / "run").rglob("covering.png"))
