@@ -273,6 +273,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
             ["training.schedule=plateau", "training.lr_decay_every=3"],
             r"raise method.patience \(3\) above training.lr_decay_every \(3\)",
         ),
+        (["objective.name=n_pair", "objective.length_penalty=0.1"], "set method.raw_proxies=true"),
         (["method.pool=plian"], "method.pool must be one of plain, augmented"),
     ],
 )

@@ -125,6 +125,10 @@ class Ccp(Method):
             raise RecipeError("method.raw_proxies and method.best_proxies need method.anchors=proxies")
         if ccp.best_proxies and not ccp._ends_by_scores:
             raise RecipeError("method.best_proxies needs sub-problems that end by scores, not after a number of steps")
+        if recipe.objective.options.get("length_penalty") is not None and not ccp.raw_proxies:
+            raise RecipeError(
+                "objective.length_penalty keeps lengths, which proxies need too: set method.raw_proxies=true"
+            )
         if kind == "pair" and ccp.pool_size < ccp.proxies_per_class:
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
         if ccp._ends_by_scores:

@@ -12,7 +12,7 @@ from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
 from nearkin.losses.pair_loss import PairLoss, hardest_negatives
-from nearkin.numerics import check_at_least, full_precision
+from nearkin.numerics import check_at_least, full_precision, normalise
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler
@@ -96,7 +96,8 @@ class Profs(Method):
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         count = self.batches.num_representatives
-        self.batches.refresh(labels[:count], embeddings[:count].detach())
+        # A loss may take the embeddings as long as they are; they are compared as they will be searched.
+        self.batches.refresh(labels[:count], normalise(embeddings[:count].detach(), state.encoder.normalisation))
         objective = state.objective
         if isinstance(objective, PairLoss):
             return representative_loss(objective, embeddings, labels, count, hard_pairs=self.hard_pairs)
