@@ -405,9 +405,27 @@ def test_events_stay_few_and_small(monkeypatch):
         (["method.steps_per_projection=-1"], "steps_per_projection must be at least 0"),
         (["method.occurrences=0"], "occurrences must be at least 1"),
         (["method.proximal_weight=-0.1"], "proximal_weight must be at least 0"),
+        (["objective.name=margin", "objective.negatives=distance_weighted"], "set method.hard_pairs=false"),
+        (
+            [
+                *("objective.name=cross_batch_memory", "objective.size=9"),
+                *("objective.pair_loss.name=margin", "objective.pair_loss.negatives=distance_weighted"),
+            ],
+            "set method.hard_pairs=false",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_training(overrides, message):
     recipe = load_recipe(TOY, overrides)
     with pytest.raises(RecipeError, match=message):
         Profs.check(recipe)
+
+
+def test_with_all_pairs_of_a_representative_margin_draws_its_negatives():
+    options = ("objective.name=margin", "objective.negatives=distance_weighted", "method.hard_pairs=false")
+    state = toy_state(*options, "encoder.normalisation=l2")
+    Profs.check(state.recipe)
+    before = weights(state)
+    train(state, 2)
+    assert state.objective.steps == 2
+    assert not torch.equal(weights(state), before)

@@ -73,6 +73,12 @@ class Profs(Method):
                 f"PROFS needs two images of two classes in a batch: training.images_per_class ({images}) must be "
                 f"at least 2, and training.batch_size ({batch}) a multiple of it, at least twice as large"
             )
+        inner = recipe.objective.options.get("pair_loss", recipe.objective)
+        if inner.options.get("negatives") == "distance_weighted" and cls(**recipe.method.options).hard_pairs:
+            raise RecipeError(
+                "objective.negatives=distance_weighted draws from all negatives, of which PROFS keeps the hardest: "
+                "set method.hard_pairs=false"
+            )
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
         training = state.recipe.training
