@@ -119,6 +119,10 @@ def sampling_weights(pairs: Pairs) -> Tensor:
     d^{D-2}\,(1 - d^2/4)^{(D-3)/2}`, nearly always about √2. Weighted by :math:`1/q(d)`, all distances are drawn alike.
     :data:`NEAREST` bounds the weight, as very near negatives make noisy gradients, and those beyond :data:`FARTHEST`
     cost nothing; both are as released. Where a sample has no nearer one, all its negatives are drawn alike.
+
+    Example:
+        >>> sampling_weights(Margin().pairs(torch.eye(3), torch.tensor([0, 0, 1])))[2]
+        tensor([0.5000, 0.5000, 0.0000])
     """
     distance, dim = pairs.distance(), pairs.queries.shape[1]
     near = pairs.negative & (distance < FARTHEST)
