@@ -14,7 +14,7 @@ from nearkin.numerics import EXCLUDED, Normalisation, check_choice
 __all__ = ["Margin"]
 
 NEAREST, FARTHEST = 0.5, 1.4
-"""Negatives nearer than the first are drawn as if they were there, those beyond the second only where all are."""
+"""A negative nearer than the first weighs as one at that distance, and one beyond the second nothing."""
 
 
 class Margin(PairLoss):

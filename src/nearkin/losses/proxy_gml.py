@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nearkin import ranks
 from nearkin.losses.class_similarities import BLOCK_BYTES
+from nearkin.losses.pair_loss import products
 from nearkin.losses.proxy_loss import ProxyLoss
 from nearkin.numerics import EXCLUDED, at_least_float32, check_at_least, full_precision, l2_normalise
 
@@ -107,7 +108,7 @@ def classification_of_proxies(vectors: Tensor) -> Tensor:
     labels = torch.arange(len(rows), device=rows.device).div(per_class, rounding_mode="floor")
 
     def of_block(rows: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(rows @ sums.T, labels, reduction="sum")
+        return F.cross_entropy(products(rows, sums), labels, reduction="sum")
 
     block = max(1, BLOCK_BYTES.get(rows.device.type, BLOCK_BYTES["cuda"]) // (classes * rows.element_size()))
     if block >= len(rows):
