@@ -193,11 +193,14 @@ def test_hyper_parameters_as_the_papers_give_them(table, row, data, changes):
 
 
 def test_a_warm_up_wherever_proxy_anchors_code_has_one_and_the_paper_does_not_take_it_away(planned):
-    """MPA and VCPA build on that code; ISA takes the epoch away on CUB and Cars196, but for table 4."""
+    """MPA and VCPA build on that code; ISA takes the epoch away on CUB and Cars196, but for table 4.
+
+    ProxyGML has code of its own.
+    """
     for name, (_, rows) in planned.items():
         paper, _, table = name.partition("/")
         for row in rows:
-            if row.command and paper in ("isa", "mpa", "vcpa"):
+            if row.command and paper in ("isa", "mpa", "vcpa") and row.name != "proxy_gml":
                 without = paper == "isa" and row.data in ("cub", "cars") and table != "table-4"
                 epochs = 0 if without and not row.name.endswith("_warm_up") else 1
                 assert row.recipe.training.warmup_epochs == epochs, (name, row.name, row.data)
