@@ -488,6 +488,14 @@ def test_as_released_the_first_proxies_are_the_farthest_from_the_origin(tiny, ta
         torch.testing.assert_close(state.method.bank.vectors[c].detach(), pool[picked])
 
 
+def test_of_normalised_vectors_the_longest_is_not_asked_for_as_rounding_would_decide(tiny, table_of):
+    given = ("method.name=ccp", "encoder.normalisation=l2", "method.proxies_per_class=2", "method.pool_size=3")
+    states = [tiny(*given, f"method.as_released={released}", table=table_of((9, 8, 7))) for released in (True, False)]
+    for state in states:
+        state.method.start(state)
+    assert torch.equal(*(state.method.bank.vectors for state in states)), "both begin away from random images"
+
+
 AUGMENTED = ("data.transform=standard", "data.image_size=8", "training.seed=3")
 
 

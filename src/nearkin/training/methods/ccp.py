@@ -65,8 +65,9 @@ class Ccp(Method):
             learned nothing yet nearly coincide. Pretrained networks can do without.
         warmup_share: the same as a share of the whole run, where no number of steps is given.
         anchors: ``"proxies"``, or ``"samples"`` (MNIST study): the chosen images are embedded in every step.
-        as_released: what the authors' code does: no pull in the first sub-problem, whose proxies are chosen far from
-            the origin instead of from random images, and a tenth of the loss on pairs within the batch is added.
+        as_released: what the authors' code does: no pull in the first sub-problem, and a tenth of the loss on pairs
+            within the batch is added. With ``raw_proxies`` the first proxies are those far from the origin, not from
+            random images.
     """
 
     proxies_per_class: int = 8
@@ -232,8 +233,9 @@ class Ccp(Method):
             pool = normalise(pool - mean, "l2")
         if not first:
             held = self._present(state, bank)
-        elif self.as_released:
-            # The authors' code keeps zeros until an evaluation was the best: its first pick is the longest vector.
+        elif self.as_released and self.raw_proxies:
+            # The authors' code keeps zeros until an evaluation was the best: its first pick is the longest vector. Of
+            # normalised ones rounding would decide which that is.
             held = torch.zeros_like(pool[:, :1])
         else:
             held = self._random_images(state, 0, bank.per_class)[2]
