@@ -199,7 +199,8 @@ def differences_section(groups: Sequence[RunGroup]) -> str:
         base = groups[0] if group.base is None else titles.get(group.base)
         if base is None or base is group or base.recipe.protocol.name != group.recipe.protocol.name:
             continue
-        comparison = Comparison.of(group.title, group.test_by_run, base.title, base.test_by_run)
+        sides = group.marked_title, group.test_by_run, base.marked_title, base.test_by_run
+        comparison = Comparison.of(*sides, collapsed=group.has_collapsed or base.has_collapsed)
         rows += [comparison] if comparison is not None else []
     reading = how_to_read(rows)
     return f"{html_table(differences_part(rows))}<p class=note>{escape(reading)}</p>" if reading else ""
