@@ -1,4 +1,4 @@
-"""Every measured figure of ``README.md`` and ``docs/results.md``, from ``results/`` and ``benchmarks/results/``.
+"""Every measured figure of ``README.md``, ``docs/results.md`` and ``results/notes/set_ups.md``, from ``results/`` and ``benchmarks/results/``.
 
     python tools/results.py      # or: make results
 
@@ -149,20 +149,40 @@ def table(name: str) -> str:
             line.append(percent(row.values("R@1", "last").values()))
             line += [row.gain(base, "R@1", "last") if base else ""] if bases else []
         cells.append(line)
-    return f"{lines(cells)}\n\n{how_trained(rows)}"
+    return f"{lines(cells)}\n\n{how_trained(name, rows)}"
 
 
-def how_trained(rows: list[Row]) -> str:
-    """What all rows of a table have in common, then what each has of its own."""
+def how_trained(name: str, rows: list[Row]) -> str:
+    """What all rows of a table have in common, and where the rest is said."""
+    common, own = set_ups(rows)
+    words = f"All rows: {', '.join(common)}" if common else ""
+    return f"{words} ([set-up of each row](../results/notes/set_ups.md#{name}))." if own else f"{words}."
+
+
+def set_ups(rows: list[Row]) -> tuple[list[str], dict[str, list[str]]]:
+    """How all rows of a table were trained, and what only some had: the words, and the names of the rows."""
     rows = [row for row in rows if row.scores != "untrained"]
     common = [part for part in rows[0].trained if all(part in row.trained for row in rows)]
     own: dict[str, list[str]] = {}
     for row in rows:
-        rest = ", ".join(part for part in row.trained if part not in common)
-        own.setdefault(rest, []).append(row.name)
-    sentences = [f"All rows: {', '.join(common)}."] if common else []
-    sentences += [f"*{'*; *'.join(dict.fromkeys(names))}*: {rest}." for rest, names in own.items() if rest]
-    return " ".join(sentences)
+        if rest := ", ".join(part for part in row.trained if part not in common):
+            own.setdefault(rest, []).append(row.name)
+    return common, own
+
+
+def set_ups_page() -> str:
+    """How the rows of every table were trained."""
+    parts = [
+        "# How the rows of the results were trained\n\n"
+        "Written by `make results`; [results](../../docs/results.md) has the scores. Each run's full recipe and command are in its line of `results/`."
+    ]
+    for name in (name for name in TABLES if name not in BLOCKS):
+        common, own = set_ups(rows_of(name))
+        parts.append(f"## {name}\n\nAll rows: {', '.join(common)}.")
+        if own:
+            cells = [["; ".join(dict.fromkeys(names)).replace("**", ""), rest] for rest, names in own.items()]
+            parts.append(lines([["rows", "what else"], *cells]))
+    return "\n\n".join(parts) + "\n"
 
 
 def readme_table() -> str:
@@ -199,10 +219,10 @@ def milliseconds(value: float) -> str:
 def speed() -> str:
     """Times beside those of a peer, from one run each."""
     losses, on_gpu, search, scores, embed, gallery = (
-        "2026-11-18-losses-cpu-shorter.json",
+        "2026-11-19-losses-cpu.json",
         "2026-11-18-losses-h200-shorter.json",
-        "2026-11-18-search-cpu-shorter.json",
-        "2026-11-18-evaluation-cpu-shorter.json",
+        "2026-11-19-search-cpu.json",
+        "2026-11-19-evaluation-cpu.json",
         "2026-11-16-embed-cpu.json",
         "2026-11-17-own-photos-to-gallery.txt",
     )
@@ -255,6 +275,7 @@ def written(text: str) -> str:
 
 
 if __name__ == "__main__":
+    (ROOT / "results" / "notes" / "set_ups.md").write_text(set_ups_page(), encoding="utf-8")
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         page.write_text(written(before), encoding="utf-8")
