@@ -93,6 +93,12 @@ def test_the_tables_are_those_of_the_runs(page):
     assert results.written(text) == text, "run: make results"
 
 
+def test_the_scores_of_recipes_are_those_of_the_runs():
+    assert (ROOT / "recipes" / "measured.csv").read_text(encoding="utf-8") == results.measured_csv(), (
+        "run: make results"
+    )
+
+
 def test_the_readme_has_no_measured_figure_but_those_that_are_written():
     text = results.BLOCK.sub("", README.read_text(encoding="utf-8"))
     assert re.findall(r"\d ?± ?\d|\d[\d.]* (?:s|ms|seconds?|minutes?|[GM]B|images/s)\b", text) == []
