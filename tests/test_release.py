@@ -142,6 +142,13 @@ def test_a_row_is_compared_with_its_base_seed_by_seed(tables):
     assert trained == "All rows: a net, 8-d, epoch chosen by the test classes, one abacus, 2026-11-19."
 
 
+def test_a_collapsed_row_is_marked_and_has_no_difference(tables):
+    results.RUNS[-2]["collapse"] = {"epoch": 1, "evidence": "R@1 51.1 → 3.2", "remedy": "Another rate."}
+    (new,) = (line for line in tables(BASE, NEW) if line.startswith("| New"))
+    name, runs, _, _, *differences, _, last = new.strip("| ").split(" | ")
+    assert (name, runs, differences, last) == ("New (1 of 3 collapsed)", "3", ["–", "–"], "–")
+
+
 def test_a_second_data_set_has_the_rows_that_were_run_there(tables):
     lines = tables(BASE, NEW, data=["cub", "cars"])
     assert [line.split(" | ")[:3] for line in lines if line.startswith("| Base")] == [

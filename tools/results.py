@@ -80,7 +80,7 @@ class Row:
     def gain(self, base: Row, score: str, of: str = "") -> str:
         """The difference from another row in points with its interval, bold where that leaves out 0."""
         apart = difference_by_seed(self.values(score, of), base.values(score, of))
-        if apart is None:
+        if apart is None or self.collapsed or base.collapsed:
             return "–"
         shown = f"{100 * apart.value:+.1f}"
         if apart.interval is not None:
@@ -88,6 +88,12 @@ class Row:
             strong = "**" if low > 0 or high < 0 else ""
             shown = f"{strong}{shown}{strong} ({100 * low:+.1f} to {100 * high:+.1f})"
         return shown.replace("-", "−")
+
+    @property
+    def collapsed(self) -> str:
+        """Behind the name of a row whose network collapsed, so that its difference from its base means nothing."""
+        count = sum("collapse" in run for run in self.runs)
+        return f" ({'' if count == len(self.runs) else f'{count} of {len(self.runs)} '}collapsed)" if count else ""
 
     @property
     def chosen_by(self) -> str:
@@ -145,7 +151,7 @@ def table(name: str) -> str:
     head += ["last R@1", *(["against base"] if bases else [])] if last else []
     cells = [head]
     for row in rows:
-        line = [row.name, *([DATA[row.data]] if several else []), str(len(row.runs))]
+        line = [row.name + row.collapsed, *([DATA[row.data]] if several else []), str(len(row.runs))]
         line += [percent(row.values(score).values()) for score in ("R@1", "MAP@R")]
         base = by_name[row.data, row.base] if row.base else None
         if bases:
@@ -199,7 +205,17 @@ def readme_table() -> str:
         recall, precision = (percent(row.values(score).values()) for score in ("R@1", "MAP@R"))
         if row.base:
             recall += f" ({row.gain(by_name[row.base], 'R@1').replace(' (', ', ')}"
-        cells.append([DATA[row.data], row.name, row.chosen_by, str(len(row.runs)), row.machine, recall, precision])
+        cells.append(
+            [
+                DATA[row.data],
+                row.name + row.collapsed,
+                row.chosen_by,
+                str(len(row.runs)),
+                row.machine,
+                recall,
+                precision,
+            ]
+        )
     return lines(cells)
 
 
