@@ -68,7 +68,9 @@ RECIPE = {
 OPTIONS = {
     "cross_batch_memory": ["objective.size=200", "objective.warmup_steps=2"],
     "momentum_proxy_anchor": ["objective.queue_size=200", "objective.momentum=0.9"],
-    "proxy_isa": ["objective.positive_penalty=sigma", "objective.negative_penalty=effective", "objective.volume=5"],
+    # Without a shorter search no negative lies so far away that it would count less.
+    "proxy_isa": ["objective.volume=5", "objective.sensitivity=0", "objective.search_margin=-0.15"],
+    "proxy_isa_without_penalties": ["objective.volume=5"],
     "vcpa": ["objective.tau=1"],
 }
 CCP = ["method.name=ccp", "method.steps_per_problem=8", "method.proximal_weight=0.01"]
