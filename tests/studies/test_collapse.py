@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import warnings
 
 import pytest
@@ -11,11 +12,12 @@ from PIL import Image
 from tests.contracts.test_golden_curves import CHOSEN_FACES, TESTED, TRAINED, pixels_in_sheet
 
 from nearkin.errors import Notice
-from nearkin.report.page import scores_section
+from nearkin.report.page import differences_section, scores_section
 from nearkin.report.run_groups import gather_runs
 from nearkin.report.score_tables import score_table, verdict
 from nearkin.report.table import markdown
 from nearkin.runs.folder import RunFolder
+from nearkin.runs.model_card import model_card
 from nearkin.runs.run import run
 from nearkin.studies.compare import compare
 from nearkin.training.recipe_check import load_recipe
@@ -78,6 +80,8 @@ def test_a_collapse_is_said_once_and_kept_and_training_goes_on(learned, tmp_path
     assert RunFolder(tmp_path / "run").scores().collapse == scores.collapse
     assert scores["collapse"]["evidence"].startswith(f"R@1 {100 * scores.untrained['R@1']:.1f} → ")
     assert verdict(scores, recipe) == str(scores.collapse)
+    folder = RunFolder(tmp_path / "run")
+    assert str(scores.collapse) in model_card(folder, recipe, scores, folder.environment()).splitlines()
     # Longer, it is the same collapse, of which nothing new is to be said.
     longer, said = said_of(tmp_path / "run", recipe.with_changes({"training.max_steps": 30}), resume=True)
     assert (longer.steps, longer.collapse, said) == (30, scores.collapse, [])
@@ -97,7 +101,7 @@ def test_tables_and_report_mark_a_collapsed_row(learned, tmp_path):
     study = compare(
         source,
         recipe=str(tmp_path / "small.yaml"),
-        ablate=[ABSURD, "training.seed=1"],
+        ablate=[ABSURD, "training.proxy_lr_multiplier=20"],
         seeds=2,
         changes=changes,
         folder=tmp_path / "study",
@@ -120,3 +124,6 @@ def test_tables_and_report_mark_a_collapsed_row(learned, tmp_path):
     groups = gather_runs([tmp_path / "study"]).groups
     assert title in markdown(score_table(groups))
     assert f"{title}: " in scores_section(groups)
+    (row,) = (row for row in differences_section(groups).split("<tr") if title in row)
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", row)[3:] == ["–", "–"]
+    assert not {"▲", "▼", "≈"} & set(row)

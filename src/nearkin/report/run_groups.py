@@ -50,11 +50,6 @@ class RunGroup:
         return tuple(run.folder.scores() for run in self.finished)
 
     @property
-    def has_collapsed(self) -> bool:
-        """Whether the network collapsed in a run."""
-        return any(scores.collapse is not None for scores in self.scores)
-
-    @property
     def marked_title(self) -> str:
         """The title, which says if the network collapsed."""
         return f"{self.title}{collapse_mark(self.scores)}"

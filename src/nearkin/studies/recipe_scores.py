@@ -15,7 +15,6 @@ from nearkin.studies.tables import BACKBONES
 from nearkin.training.recipe_check import load_recipe
 
 SHOWN = ("R@1", "MAP@R")
-UNMEASURED = "not measured"
 _UNSAID = re.compile(
     "^[A-Z]+ paper, |^CUB-200-2011(,| with) |; CUB(?=, reality-check)|(; CUB)?, conventional protocol$| protocol$"
 )
@@ -40,8 +39,8 @@ def list_recipes() -> Listing:
     for name, file in shipped_recipes().items():
         summary, command = (line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines()[:2])
         recipe, row, line = load_recipe(file), None, known.get(name, {})
-        paper = line.get("published", "").split(", ")
-        published = _published(recipe, *paper) if len(paper) == 3 else []
+        place = dict(zip(("paper", "table", "method"), line.get("published", "").split(", "), strict=False))
+        published = look_up(**place, dataset=DATA_NAMES.get(recipe.data.source, recipe.data.source))
         if (pair := _row_of(name, recipe)) is not None:
             table, paper_row = pair
             row = f"nearkin reproduce {table.item.id} --rows {paper_row.name} --data {recipe.data.source}"
@@ -57,7 +56,7 @@ def list_recipes() -> Listing:
                 "row": row,
                 "runs": line.get("runs"),
                 "scores": {"ours": measured, "published": theirs},
-                "ours": _text(measured, names, [line.get("note", "")]) or UNMEASURED,
+                "ours": _text(measured, names, [line.get("note", "")]) or "not measured",
                 "published": _text(theirs, names, apart),
             }
         )
@@ -69,18 +68,12 @@ def shown_scores(ours: Mapping[str, float], theirs: Mapping[str, float]) -> list
     return [*SHOWN, *["NMI"] * ("NMI" in ours and "NMI" in theirs)]
 
 
-def _published(recipe: Recipe, paper: str, table: str, method: str) -> list[Published]:
-    data = DATA_NAMES.get(recipe.data.source, recipe.data.source)
-    return look_up(paper=paper, table=table, method=method, dataset=data)
-
-
 def _of_one_size(recipe: Recipe, published: list[Published]) -> tuple[dict[str, float], list[str]]:
     """Scores of the recipe's own embedding size or of another, and in words what differs from the recipe."""
-    dims = {value.dim for value in published}
-    if not dims:
+    if not published:
         return {}, []
+    dims, backbone = {value.dim for value in published}, published[0].backbone
     dim = recipe.encoder.dim if recipe.encoder.dim in dims else max(dims)
-    backbone = next(value.backbone for value in published)
     same = recipe.encoder.backbone.replace("_", "").startswith(backbone.replace("-", ""))
     apart = ([] if same else [BACKBONES.get(backbone, backbone)]) + ([] if dim == recipe.encoder.dim else [f"{dim}-d"])
     return {SAME_SCORE.get(value.metric, value.metric): value.value for value in published if value.dim == dim}, apart
