@@ -103,6 +103,8 @@ METHODS = {
         "method.order=second",
         "method.damping=30",  # with less the Newton steps overshoot, and twenty steps are chaos
     ],
+    "plain-margin-distance_weighted": ["objective.name=margin", "objective.negatives=distance_weighted"],
+    "plain-n_pair-length_penalty": ["objective.name=n_pair", "objective.length_penalty=0.002"],
     "plain-vcpa-proxies_per_class": ["objective.name=vcpa", "objective.tau=1", "objective.proxies_per_class=3"],
 }
 # Their losses go up: a memory joins in, or new proxies start in the last steps.

@@ -16,6 +16,8 @@ from nearkin.catalogue import plot_names
 from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import fingerprint, recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
+from nearkin.runs.folder import RunFolder
+from nearkin.runs.run import run as train
 from nearkin.studies.papers import (
     Settings,
     find_item,
@@ -150,6 +152,24 @@ def test_every_row_can_be_trained_and_its_command_gives_the_same_recipe(planned)
         ("isa/table-3", "none", "cars", "objective.name=proxy_anchor encoder.dim=512 protocol.name=conventional"),
         ("isa/table-3", "negatives", "cars", "objective.positive_penalty=uniform"),
         ("isa/figure-11", "proxy_nca_isa", "cars", "objective.weighting.sensitivity=0.4 objective.name=proxy_nca"),
+        (
+            *("isa/table-1", "proxy_gml", "cars"),
+            "objective.proxies_per_class=12 objective.edge_share=0.05 objective.proxy_weight=0.3 training.epochs=50 "
+            "training.batch_size=32 training.epsilon=0.01 training.learning_rate=1e-4 training.proxy_lr_multiplier=300 "
+            "training.lr_decay_factor=0.1 training.schedule=milestones encoder.freeze_batch_norm_affine=false",
+        ),
+        (
+            *("isa/table-1", "proxy_gml", "sop"),
+            "objective.proxies_per_class=1 objective.proxy_weight=0 training.learning_rate=1e-4 "
+            "training.optimiser=adam training.proxy_lr_multiplier=3000 training.lr_decay_factor=0.1 "
+            "encoder.freeze_batch_norm=false",
+        ),
+        (
+            *("ccp/table-6", "c2_rmsprop", "cars"),
+            "objective.neg_margin=0.5409 training.optimiser=rmsprop training.learning_rate=1e-6 training.momentum=0.9 "
+            "training.weight_decay=1e-4 training.batch_size=32 encoder.dim=128",
+        ),
+        ("profs/table-1", "n_pair", "cars", "objective.length_penalty=0.002 training.learning_rate=1e-5"),
         ("isa/table-1", "proxy_anchor", "sop", "training.learning_rate=6e-4 training.optimiser=adamw"),
         ("isa/table-4", "proxy_isa", "cars", "encoder.pooling=avg+max training.optimiser=adamw"),
         ("vcpa/table-1", "vcpa", "sop", "objective.newton_steps=0 objective.tau=0.001 training.epochs=100"),
@@ -174,11 +194,14 @@ def test_hyper_parameters_as_the_papers_give_them(table, row, data, changes):
 
 
 def test_a_warm_up_wherever_proxy_anchors_code_has_one_and_the_paper_does_not_take_it_away(planned):
-    """MPA and VCPA build on that code; ISA takes the epoch away on CUB and Cars196, but for table 4."""
+    """MPA and VCPA build on that code; ISA takes the epoch away on CUB and Cars196, but for table 4.
+
+    ProxyGML has code of its own.
+    """
     for name, (_, rows) in planned.items():
         paper, _, table = name.partition("/")
         for row in rows:
-            if row.command and paper in ("isa", "mpa", "vcpa"):
+            if row.command and paper in ("isa", "mpa", "vcpa") and row.name != "proxy_gml":
                 without = paper == "isa" and row.data in ("cub", "cars") and table != "table-4"
                 epochs = 0 if without and not row.name.endswith("_warm_up") else 1
                 assert row.recipe.training.warmup_epochs == epochs, (name, row.name, row.data)
@@ -236,7 +259,7 @@ def test_other_data_get_the_loss_and_the_method_on_a_recipe_that_suits_them(phot
 def test_what_is_missing_for_a_table(tmp_path):
     records = {record["table"]: record for record in list_tables(None, Settings(root=str(tmp_path))).records}
     known = records["ccp/table-4"]
-    assert (known["rows"], known["missing_data"]) == (35, ["cub", "cars", "sop", "inshop"])
+    assert (known["rows"], known["missing_data"]) == (37, ["cub", "cars", "sop", "inshop"])
     assert known["missing"] == "data: cub, cars, sop, inshop; weights: resnet50; 13 rows not in nearkin"
     assert records["ccp/figure-1"]["missing"] == "an illustration"
     (swapped,) = [each for each in list_tables("mpa", Settings("small")).records if each["table"] == "mpa/table-4"]
@@ -360,6 +383,27 @@ def test_measured_scores_are_those_of_the_recipes_own_runs():
             assert as_long or ended_by_itself or line["note"], f"{name}: runs shorter than the recipe's need a note"
         for score in ("R@1", "MAP@R"):
             assert line[score] == f"{statistics.mean(100 * run['test'][score] for run in runs):.1f}", name
+
+
+def test_recipes_whose_covering_radius_is_to_be_drawn_measure_it(planned):
+    drawn = [row.recipe for table, rows in planned.values() if "covering" in (table.plots or "") for row in rows]
+    named = [item.instead for item in items() if "covering" in (item.instead or "")]
+    drawn += [load_recipe(text.removeprefix("train ").partition(",")[0]) for text in named]
+    assert len(drawn) == 7
+    assert all("covering_radius" in recipe.protocol.measured for recipe in drawn)
+
+
+def test_a_small_run_of_a_paper_recipe_draws_the_figure_that_it_is_for(squares, nearkin, tmp_path):
+    folder, _ = squares
+    changes = {"encoder.backbone": "small", "encoder.dim": 5, "encoder.freeze_batch_norm": False}
+    changes |= {"encoder.freeze_batch_norm_affine": False, "data.source": str(folder / "squares.csv")}
+    changes |= {"data.transform": "digits", "data.image_size": 8, "data.workers": 1, "data.cache": "memory"}
+    changes |= {"training.batch_size": 8, "training.max_steps": 4, "training.evaluate_every_steps": 2}
+    changes |= {"training.images_per_class": 2, "training.device": "cpu", "protocol.folds": 3}
+    train(load_recipe("ccp/c2_ccp").with_changes(changes), RunFolder(tmp_path / "run"))
+    code, _, error = nearkin("plot", tmp_path / "run", "--only", "covering")
+    assert code == 0, error
+    assert list((tmp_path / "run").rglob("covering.png"))
 
 
 def test_every_figure_that_a_paper_names_is_there():

@@ -15,7 +15,7 @@ from nearkin.runs.folder import RunFolder
 from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
 from nearkin.training import build
 from nearkin.training.build import build_objective, data_of, encoder_from, eval_transform_of, start_head, transform_of
-from nearkin.training.loop import fit
+from nearkin.training.loop import HealthCheck, fit, train_step
 from nearkin.training.methods.profs import Profs
 from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
@@ -33,6 +33,36 @@ def test_the_seed_decides_the_weights_and_the_batches(state_for):
     assert batch == same_batch
     assert not all(torch.equal(a, b) for a, b in zip(weights, other, strict=True))
     assert batch != other_batch
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keeps"),
+    [
+        (["objective.name=n_pair", "objective.length_penalty=0.002"], True),
+        (["objective.name=n_pair", "objective.length_penalty=0"], True),
+        (["objective.name=n_pair"], False),
+        (
+            [
+                *("objective.name=cross_batch_memory", "objective.size=9", "objective.warmup_steps=9"),
+                *("objective.pair_loss.name=n_pair", "objective.pair_loss.length_penalty=0.002"),
+            ],
+            True,
+        ),
+    ],
+)
+def test_a_loss_may_train_on_vectors_of_any_length_and_scored_they_are_normalised(
+    state_for, next_batch, overrides, keeps
+):
+    state = state_for(*overrides, "training.sampler=balanced", "training.images_per_class=2", "training.ema_decay=0.9")
+    with torch.no_grad():
+        state.encoder.head.bias.normal_(std=10)
+    seen = []
+    state.objective.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].detach()))
+    train_step(state, next_batch(state), HealthCheck(state))
+    assert (seen[0].norm(dim=1).min() > 2) == keeps
+    for encoder in (state.encoder, state.eval_encoder):
+        lengths = state.train_set.embed(np.arange(4), encoder=encoder).norm(dim=1)
+        torch.testing.assert_close(lengths, torch.ones(4))
 
 
 @pytest.mark.parametrize(

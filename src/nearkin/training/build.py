@@ -58,6 +58,7 @@ def build_state(
         num_images=len(labels),
         normalisation=encoder.normalisation,
     )
+    encoder.keeps_length_in_training = any(getattr(part, "keeps_length", False) for part in objective.modules())
     method = method_class(**recipe.method.options)
     learned = method.build(num_classes=num_classes, dim=encoder.dim, objective=objective)
     modules = [objective] if learned is None else [objective, learned]
