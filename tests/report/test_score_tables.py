@@ -247,7 +247,8 @@ def test_a_final_model_has_the_scores_of_the_run_that_chose_its_epoch():
 
 def test_worse_scores_are_said_to_be_worse_with_what_to_do():
     said = verdict(scores((0.98, 0.71), (0.97, 0.699)), PRETRAINED)
-    assert said.startswith("Training did not help: R@1 98.0 → 97.0, MAP@R 71.0 → 69.9. Try a smaller training.learning")
+    assert said.startswith("Training did not help: R@1 98.0 → 97.0, MAP@R 71.0 → 69.9. Try training.warmup_epochs=1")
+    assert "a smaller training.learning_rate" in said
     assert "fewer training.epochs (now 20)" in said
     assert "nearkin evaluate --backbone efficientnet_lite0 --data 'my photos'" in said
     assert "\n" not in said
