@@ -108,7 +108,7 @@ class TrainingState:
     recent_losses: list[float] = field(default_factory=list)
     """Of the steps since the last evaluation, whose row has their mean."""
     batch_embeddings: Tensor | None = None
-    """Of the last step, for :func:`~nearkin.training.collapse.spread`."""
+    """Of the last step; an evaluation's row has their ``spread``."""
     loader: TrainingLoader | None = None
     on_scoring: Callable[[str, int, int], None] = lambda what, done, total: None
     """:meth:`Observer.on_scoring` of the loop's observer."""
