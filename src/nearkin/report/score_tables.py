@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from nearkin.errors import DataError, RecipeError, did_you_mean
@@ -60,8 +61,11 @@ def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *c
     return Table(title, (Part.of(["score (%)", *present], cells),), conditions)
 
 
-def verdict(scores: Scores, recipe: Recipe) -> str | None:
-    """One line of advice where the network collapsed, or the scores as they are printed did not improve; else None."""
+def verdict(scores: Scores, recipe: Recipe, folder: Path) -> str | None:
+    """One line of advice where the network collapsed, or the scores as they are printed did not improve; else None.
+
+    Its last words are then the command that makes a run of the backbone as it is, next to the run's ``folder``.
+    """
     if scores.collapse is not None:
         return str(scores.collapse)
     before, after = scores.untrained, scores.test
@@ -87,10 +91,10 @@ def verdict(scores: Scores, recipe: Recipe) -> str | None:
     was_rising = scores.chosen.get("epoch") == scores.epochs and recipe.protocol.name == "validation"
     epochs = f"{'more' if was_rising else 'fewer'} training.epochs (now {training.epochs})"
     warmup = "training.warmup_epochs=1 (now 0), " if lacks_warmup(recipe) else ""
-    backbone = f"nearkin evaluate --backbone {encoder.backbone} --data {shlex.quote(recipe.data.source)}"
+    recipe_file, output = (shlex.quote(str(path)) for path in (folder / "recipe.yaml", f"{folder}-untrained"))
     return (
-        f"{line} Try {warmup}a smaller {rate} or {epochs}, or use the backbone as it is: {backbone} scores it, and "
-        f"training with training.epochs=0 encoder.dim=null makes a run of it."
+        f"{line} Try {warmup}a smaller {rate} or {epochs}, or use the backbone as it is: "
+        f"nearkin train {recipe_file} training.epochs=0 encoder.dim=null -o {output}"
     )
 
 
