@@ -81,7 +81,7 @@ def verdict(scores: Scores, recipe: Recipe, folder: Path) -> str | None:
     line = f"Training did not help: {', '.join(worse)}." if worse else "Training changed nothing."
     if worse and better:
         line = f"Training helped and hurt: {', '.join(worse)}, but {', '.join(better)}."
-    training, encoder = recipe.training, recipe.encoder
+    training, _encoder = recipe.training, recipe.encoder
     rate = f"training.learning_rate (now {training.learning_rate:g})"
     if not is_pretrained(recipe):
         return (
