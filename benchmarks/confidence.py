@@ -10,7 +10,8 @@ classes. None of them may have been trained on or be in the index. Printed are
 * the confidence of labels and of the ten nearest hits: expected calibration error (ten bins of equally many answers),
   Brier score, and the Brier score of a constant, the share that is right. A label is right only for a known photo;
 * how many unknown photos a threshold refuses that refuses a tenth of the known ones, by confidence and by the cosine;
-* what other ways to label make of the same embeddings: the nearest photo, ten neighbours, the nearest class mean.
+* what other ways to label make of the same embeddings: the nearest photo, ten neighbours, the nearest class mean, and
+  scikit-learn's k nearest neighbours and logistic regression, as most people would use them.
 
 Known and unknown photos count as they are; --balanced weighs them alike.
 """
@@ -24,6 +25,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from nearkin.data.folder import list_images
 from nearkin.evaluation.neighbours import nearest
@@ -63,7 +68,7 @@ def refused_unknown(known: np.ndarray, unknown: np.ndarray) -> float:
 
 
 def other_labels(index: Index, queries: np.ndarray) -> dict[str, np.ndarray]:
-    """What the same embeddings are labelled by the nearest photo, by ten neighbours, and by the nearest class mean."""
+    """What the same embeddings are labelled by neighbours, by class means, and by scikit-learn."""
     ids, labels = index.labels()
     gallery = index.vectors(ids)
     classes, numbers = np.unique(labels, return_inverse=True)
@@ -72,10 +77,15 @@ def other_labels(index: Index, queries: np.ndarray) -> dict[str, np.ndarray]:
     voted = [max(dict.fromkeys(labels[row]), key=list(labels[row]).count) for row in rows]
     means = np.stack([gallery[numbers == i].mean(axis=0) for i in range(len(classes))])
     by_mean, _ = nearest(queries, means, k=1, distance=index.model.distance)
+    learners = {
+        f"scikit-learn, {VOTERS} neighbours": KNeighborsClassifier(VOTERS, weights="distance"),
+        "scikit-learn, logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000)),
+    }
     return {
         "nearest photo": labels[rows[:, 0]],
         f"{VOTERS} neighbours": np.array(voted),
         "class mean": classes[by_mean[:, 0]],
+        **{name: learner.fit(gallery, labels).predict(queries) for name, learner in learners.items()},
     }
 
 

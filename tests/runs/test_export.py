@@ -15,7 +15,9 @@ from PIL import Image
 import nearkin
 from nearkin.data.images import resized_shape
 from nearkin.data.transforms import Transform
-from nearkin.encoders import backbones, build_encoder
+from nearkin.encoders import Encoder, backbones, build_encoder
+from nearkin.encoders.architectures.vit import VisionTransformer
+from nearkin.encoders.encoder import build_pooling
 from nearkin.errors import DataError, MissingExtraError, RecipeError
 from nearkin.recipe import EncoderSection
 from nearkin.runs import export as module
@@ -104,6 +106,29 @@ def test_onnx_gives_what_torch_gives(backbone, tmp_path, has_onnx):
     write_onnx(graph, settings, tmp_path / "a.onnx")
     assert_same(graph, tmp_path / "a.onnx")
     assert load_exported(tmp_path / "a.onnx").settings == settings
+
+
+@pytest.mark.parametrize(
+    ("family", "size"),
+    [
+        ({}, 96),  # positions are interpolated from a grid of 4 patches a side to one of 6
+        ({"patch": 14, "image_size": 70, "layer_scale": True, "pool": "both"}, 70),  # DINOv2
+        ({"patch": 14, "image_size": 70, "layer_scale": True, "registers": 4}, 42),
+        ({"class_token": False}, 64),  # SigLIP
+    ],
+)
+def test_onnx_of_vision_transformers_gives_what_torch_gives(family, size, tmp_path, has_onnx):
+    """Every parameter is as large as the others: a branch scaled by 1e-5, as it is before training, would hide."""
+    torch.manual_seed(0)
+    vit = VisionTransformer(**{"width": 32, "heads": 2, "depth": 2, "image_size": 64} | family)
+    with torch.no_grad():
+        for parameter in vit.parameters():
+            parameter.normal_(std=0.3)
+    encoder = Encoder(vit, build_pooling("avg"), dim=8).eval()
+    graph = PixelsToEmbeddings(encoder, Transform(name="tiny", size=size, resize=size + 7))
+    sizes = {"size": size, "resize": size + 7, "squash": False, "shorter_side": size + 7}
+    write_onnx(graph, Settings(identity="abc", dim=8, normalisation="l2", **sizes), tmp_path / "a.onnx")
+    assert_same(graph, tmp_path / "a.onnx")
 
 
 def test_onnx_with_mirror_images_and_squashed_ones(tmp_path, has_onnx):

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import statistics
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from nearkin.recipe import fingerprint, recipes_folder, shipped_recipes
 from nearkin.report.published import look_up
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run as train
-from nearkin.studies.expected_scores import list_recipes
 from nearkin.studies.papers import (
     Settings,
     find_item,
@@ -31,6 +31,7 @@ from nearkin.studies.papers import (
     rows_of,
     table_of,
 )
+from nearkin.studies.recipe_scores import list_recipes, shown_scores
 from nearkin.training import methods
 from nearkin.training.build import build_objective
 from nearkin.training.recipe_check import load_recipe
@@ -312,43 +313,76 @@ def test_unknown_names_get_a_suggestion():
     assert paper_folder("mpa").is_dir()
 
 
-def lines_of(file):
-    return list(csv.DictReader((recipes_folder() / file).read_text().splitlines()))
+def measured():
+    """What ``recipes/measured.csv`` says of each recipe."""
+    text = (recipes_folder() / "measured.csv").read_text(encoding="utf-8")
+    return {line["recipe"]: line for line in csv.DictReader(text.splitlines())}
 
 
-def test_listed_recipes_have_the_scores_of_their_row():
-    listed = {recipe["name"]: recipe for recipe in list_recipes().records}
+@pytest.fixture(scope="module")
+def listed():
+    return {recipe["name"]: recipe for recipe in list_recipes().records}
+
+
+def test_every_recipe_has_its_measured_score_or_says_that_there_is_none(listed):
     assert list(listed) == list(shipped_recipes())
-    assert {line["recipe"] for line in lines_of("measured.csv")} <= set(listed)
+    known = measured()
+    assert known.keys() <= listed.keys()
+    assert {name for name, recipe in listed.items() if recipe["ours"] == "not measured"} == listed.keys() - known.keys()
+    for name, line in known.items():
+        assert listed[name]["ours"].startswith(f"{float(line['R@1'])}/{float(line['MAP@R'])}"), name
+        assert line["note"] in listed[name]["ours"], name
+
+
+def test_published_scores_are_those_of_the_row(listed):
     for name, recipe in listed.items():
         if name.partition("/")[0] in papers():
             assert recipe["row"] is not None, name
-            assert bool(recipe["scores"]) == (name != "vcpa/moco_pa"), name
-    rows = (("ccp/c2_ccp", "VI", "C2-CCP-L"), ("mpa/mpa", "4", "MPA"), ("isa/ms_miner", "2", "MS+Miner"))
-    for name, table, method in rows:
-        values = look_up(paper=name[:3].upper(), table=table, method=method, dataset="cub")
-        assert [score[:2] for score in listed[name]["scores"]] == [(value.metric, value.value) for value in values]
+            assert bool(recipe["published"]) == (name != "vcpa/moco_pa"), name
+    values = look_up(paper="MPA", table="4", method="MPA", dataset="cub")
+    assert listed["mpa/mpa"]["scores"]["published"] == {value.metric: value.value for value in values}
     assert listed["mpa/mpa"]["row"] == "nearkin reproduce mpa/table-4 --rows mpa --data cub"
+    # Of one model, as the recipe trains it, and not of four concatenated.
+    (recall,) = look_up(paper="CCP", table="VI", method="C2-CCP-L", dataset="cub", dim=128, metric="P@1")
+    (precision,) = look_up(paper="CCP", table="VI", method="C2-CCP-L", dataset="cub", dim=128, metric="MAP@R")
+    assert listed["ccp/c2_ccp"]["published"] == f"{recall.value}/{precision.value}"
+    # The paper's network is another than this recipe's.
+    assert listed["cub/mpa"]["published"] == "69.2/26.6, BN-Inception"
+    assert listed["cub/proxy_anchor"]["published"] == ""
+
+
+def test_clustering_is_shown_where_both_sides_have_it():
+    ours, theirs, names = {"R@1": 62.0, "NMI": 65.1}, {"R@1": 57.7, "NMI": 64.1}, ["R@1", "MAP@R", "NMI"]
+    assert shown_scores(ours, theirs) == names
+    assert shown_scores(ours, {"R@1": 57.7}) == names[:2]
 
 
 @pytest.mark.skipif(not RESULTS.is_dir(), reason="a source distribution has no result files")
-def test_measured_scores_are_in_the_result_files():
+def test_measured_scores_are_those_of_the_recipes_own_runs():
     every = [json.loads(text) for file in sorted(RESULTS.rglob("*.jsonl")) for text in file.read_text().splitlines()]
-    for line in lines_of("measured.csv"):
-        recipe = load_recipe(line["recipe"])
-        runs = [run for run in every if f"{run['data']}/{run['study']}" == line["study"]]
-        runs = [run for run in runs if line["row"] in ("", run["row"]) and line["group"] in ("", run.get("group"))]
-        number, of = line["runs"].split()
-        assert (len(runs), len({run["seed"] if "seed" in of else run["group"] for run in runs})) == (int(number),) * 2
+    where = tomllib.loads((RESULTS / "recipes.toml").read_text(encoding="utf-8"))
+    lines = measured()
+    assert lines.keys() == where.keys()
+    for name, line in lines.items():
+        recipe = load_recipe(name)
+        wanted = {key: value for key, value in where[name].items() if key not in ("note", "published")}
+        wanted.setdefault("data", recipe.data.source)
+        runs = [run for run in every if all(run.get(key) == value for key, value in wanted.items())]
+        assert len({(run.get("group"), run["seed"]) for run in runs}) == len(runs) == int(line["runs"]), name
         for run in runs:
-            assert (run["objective"], run["method"]) == (recipe.objective.name, recipe.method.name)
+            parts = recipe.objective.name, recipe.method.name
+            assert (run.get("objective", parts[0]), run.get("method", parts[1])) == parts
             assert run["protocol"] == recipe.protocol.name
-            as_long = run["steps"] == recipe.training.max_steps or run["epochs"] == recipe.training.epochs
+            length = recipe.training.max_steps, recipe.training.epochs
+            as_long = (
+                run.get("steps") == length[0]
+                or run.get("epochs") == length[1]
+                or f"{length[1]} epochs" in run["recipe"]
+            )
             ended_by_itself = recipe.training.early_stop_patience is not None
-            assert as_long or ended_by_itself or line["note"], "runs shorter than the recipe's need a note"
-        values = [100 * run["test"][line["metric"]] for run in runs]
-        assert round(statistics.mean(values), 1) == float(line["value"])
-        assert line["spread"] == (f"{statistics.stdev(values):.1f}" if len(values) > 2 else "")
+            assert as_long or ended_by_itself or line["note"], f"{name}: runs shorter than the recipe's need a note"
+        for score in ("R@1", "MAP@R"):
+            assert line[score] == f"{statistics.mean(100 * run['test'][score] for run in runs):.1f}", name
 
 
 def test_recipes_whose_covering_radius_is_to_be_drawn_measure_it(planned):

@@ -35,9 +35,9 @@ def list_(
     from nearkin.report.listings import LISTINGS
 
     if what == "recipes":
-        from nearkin.studies.expected_scores import list_recipes
+        from nearkin.studies.recipe_scores import list_recipes
 
-        listing = list_recipes(expected=markdown)
+        listing = list_recipes()
     else:
         listing = LISTINGS[what]()
     if as_json:

@@ -143,14 +143,14 @@ def train(
             say(str(scores.new_images))
     else:
         print_table(run_table(scores))
-    advice = verdict(scores if scores.final_of is None else scores.final_of.scores, recipe)
+    advice = verdict(scores if scores.final_of is None else scores.final_of.scores, recipe, folder.path)
     if advice is not None:
         say(advice, style="yellow")
     files = f", model card: {folder.card_file}" if final else f", neighbours: {drawn}" if drawn else ""
     say(f"Run folder: {folder.path}{files}")
     say(f"Next: nearkin index {folder.path} FOLDER -o INDEX, then nearkin search INDEX IMAGE")
     say(f"      nearkin embed {folder.path} FOLDER -o embeddings.npz")
-    if scores.test is not None and advice is None:
+    if scores.test is not None and advice is None and scores.chosen.get("epoch"):
         say(f"      nearkin train --final {folder.path}  (on all classes, also those of the test: the model to use)")
 
 

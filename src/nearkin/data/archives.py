@@ -24,8 +24,7 @@ from nearkin.disk import sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
 WORKSPACE = ".unpacking"
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
-_NOT_KNOWN = (RuntimeError, NotImplementedError)  # a password, a compression
+DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
 
 
 def obtain(root: Path, names: Sequence[str], archives: Sequence[Path], progress: Progress) -> list[str]:
@@ -54,11 +53,9 @@ def obtain(root: Path, names: Sequence[str], archives: Sequence[Path], progress:
     lines = []
     for benchmark in {benchmark.name: benchmark for benchmark in obtained}.values():
         folder = benchmark.find(root) or root
-        state = f"not whole yet: {benchmark.problem(folder)}" if benchmark.problem(folder) else ""
-        if not state:
-            table = benchmark.read(folder)
-            state = f"{len(table):,} images of {len(table.classes()):,} classes"
-        lines.append(f"{benchmark.title} in {folder}: {state}")
+        table = None if (problem := benchmark.problem(folder)) else benchmark.read(folder)
+        counts = f"{len(table):,} images of {len(table.classes()):,} classes" if table else f"not whole yet: {problem}"
+        lines.append(f"{benchmark.title} in {folder}: {counts}")
     return lines
 
 
@@ -94,8 +91,8 @@ def _extract(archive: Path, folder: Path, progress: Progress) -> Benchmark:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with open(target, "wb") as file:
                     shutil.copyfileobj(content, file, BLOCK)
-    except (*_DAMAGED, *_NOT_KNOWN) as error:
-        advice = "Bring it again, whole" if isinstance(error, _DAMAGED) else "Unpack it with another program"
+    except (*DAMAGED, RuntimeError) as error:  # the latter for a password or an unknown compression
+        advice = "Bring it again, whole" if isinstance(error, DAMAGED) else "Unpack it with another program"
         raise DataError(f"{str(archive)!r} cannot be unpacked (zip, tar, tgz): {error}. {advice}") from error
     if owner is None:
         known = ", ".join(benchmark.title for benchmark in candidates if benchmark.how_to_get)

@@ -12,7 +12,6 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any
 
 from nearkin.encoders.preprocessing import Preprocessing
 from nearkin.errors import DataError, RecipeError, require
@@ -54,12 +53,16 @@ def check_preprocessing(weights: str, preprocessing: Preprocessing) -> None:
             )
 
 
-def _download(weights: str, name: str, **options: Any) -> Path:
+def _download(weights: str, name: str) -> Path:
     hub = require("huggingface_hub", "hub")
     model, _, revision = weights.removeprefix(PREFIX).partition("@")
+    # A cached file is taken without a question to the hub: where none answers, the library asks for half a minute.
+    cached = hub.try_to_load_from_cache(model, name, revision=revision or None)
+    if isinstance(cached, str):
+        return Path(cached)
     try:
         endpoint = os.environ.get("HF_ENDPOINT")
-        return Path(hub.hf_hub_download(model, name, revision=revision or None, endpoint=endpoint, **options))
+        return Path(hub.hf_hub_download(model, name, revision=revision or None, endpoint=endpoint))
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(

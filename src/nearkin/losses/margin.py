@@ -117,7 +117,7 @@ def sampling_weights(pairs: Pairs) -> Tensor:
 
     Two random points of the unit sphere are :math:`d` apart with a density :math:`q(d) \propto
     d^{D-2}\,(1 - d^2/4)^{(D-3)/2}`, nearly always about √2. Weighted by :math:`1/q(d)`, all distances are drawn alike.
-    :data:`NEAREST` bounds the weight, as very near negatives make noisy gradients, and those beyond :data:`FARTHEST`
+    ``NEAREST`` bounds the weight, as very near negatives make noisy gradients, and those beyond ``FARTHEST``
     cost nothing; both are as released. Where a sample has no nearer one, all its negatives are drawn alike.
 
     Example:

@@ -25,7 +25,7 @@ from nearkin import losses
 from nearkin.catalogue import keyword_options, plot_names
 from nearkin.data.benchmarks import benchmarks
 from nearkin.data.source import data_root
-from nearkin.encoders.architectures import backbones, families
+from nearkin.encoders.architectures import backbones, families, measured
 from nearkin.evaluation import scores
 from nearkin.recipe import Recipe
 from nearkin.report.figures import figure_module
@@ -115,16 +115,24 @@ def list_backbones() -> Listing:
     """The backbones and, with ``<model>`` for a name, the families of other libraries."""
     intro = (
         "The files of `src/nearkin/encoders/architectures/`. The name is the value of `encoder.backbone` in a recipe; "
-        "the options go under `encoder.options`. With the extra `hub`, "
-        "`encoder.weights` can name the file that stands under weights."
+        "the options go under `encoder.options`. What stands under weights is known to work as `encoder.weights`: "
+        "`hub:` needs the extra `hub`, `imagenet` the extra of the summary, and a file has to be brought. "
+        "CPU ms is what the network alone takes of one core; two cores take about half of it by the clock. R@1 is that "
+        "of the pooled features before any training, one plain crop a photo: on CUB's test classes, and on the second "
+        "half of its training classes. ImageNet-21k contains birds. `benchmarks/backbones.py` measures all of it."
     )
+    every = measured()
+    nothing = dict.fromkeys(every["small"], "")
     builders: list[tuple[str, Callable[..., Any]]] = [*sorted(backbones().items())]
     builders += [(f"{prefix}:<model>", builder) for prefix, builder in sorted(families().items())]
-    records = tuple(
-        {"name": name, **_described(builder), "weights": getattr(builder, "hub_weights", "")}
-        for name, builder in builders
-    )
-    return Listing("Backbones", intro, ("name", "summary", "weights", "options"), records)
+    records = []
+    for name, builder in builders:
+        figures = every.get(name, nothing)
+        known = {"weights": getattr(builder, "weights", figures["weights"]), "licence": getattr(builder, "licence", "")}
+        numbers = {key: float(value) if value else "not measured" for key, value in figures.items() if key != "weights"}
+        records.append({"name": name, **_described(builder), **known, **numbers})
+    shown = ("name", "summary", "weights", "licence", *(key for key in nothing if key != "weights"), "options")
+    return Listing("Backbones", intro, shown, tuple(records))
 
 
 def list_plots() -> Listing:

