@@ -88,7 +88,7 @@ class Margin(PairLoss):
             return pairs.positive | pairs.negative
         positives = pairs.positive.sum(dim=1, keepdim=True)
         negatives = pairs.negative.sum(dim=1, keepdim=True)
-        return torch.where(pairs.positive, negatives, torch.where(pairs.negative, positives, 0))
+        return torch.where(pairs.positive, negatives, positives)
 
     @torch.no_grad()
     def _draw(self, pairs: Pairs) -> Tensor:
