@@ -107,10 +107,8 @@ def test_a_backbone(add, nearkin, train):
     add("nearkin.encoders.architectures", "tiny", "class Tiny", architectures._catalogue)
     assert "tiny" in architectures.backbones()
     assert "tiny" in nearkin("list", "backbones")[1]
-    assert (
-        "| `tiny` | One convolution, for images of any size. |  | `width=8` |"
-        in nearkin("list", "backbones", "--markdown")[1]
-    )
+    page = nearkin("list", "backbones", "--markdown")[1]
+    assert re.search(r"\| `tiny` \| One convolution, for images of any size\. \|.* not measured \| `width=8` \|", page)
     train("encoder.backbone=tiny", "encoder.options={width: 4}")
 
 

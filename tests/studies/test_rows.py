@@ -90,6 +90,7 @@ def test_the_usual_rows_differ_in_loss_and_method_and_have_one_budget(name, data
 def test_every_file_of_rows_can_be_trained_on_its_recipe(name):
     name = name.removesuffix(ENDING)
     overrides = ["protocol.name=conventional", "protocol.monitor_test=true"] if name.startswith("cub") else []
+    overrides += ["encoder.weights=null"] if name == "cub-vit" else []  # they are on a hub
     data = name.partition("-")[0].replace("photos", "cars")
     base = base_recipe(data, shared_recipe(data, rows_from=name), overrides)
     rows = {row.name: row for row in rows_on(base, read_rows(named_rows(name)), overrides=overrides)}
