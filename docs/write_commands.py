@@ -88,7 +88,7 @@ def _names(parameter: Any) -> str:
 def _of(parameter: Any, kind: Any) -> str:
     """What stands behind an option, by the type of the function's argument."""
     if parameter.param_type_name == "argument" or kind is bool or kind == bool | None:
-        return "–"
+        return ""
     several = ", again for each" if parameter.multiple else ""
     kinds = [each for each in typing.get_args(kind) or [kind] if each is not type(None)]
     if typing.get_origin(kind) is typing.Literal or kinds == [kind]:
@@ -100,7 +100,7 @@ def _of(parameter: Any, kind: Any) -> str:
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
-    return "–" if parameter.default is None or parameter.default is False else f"`{parameter.default}`"
+    return "" if parameter.default is None or parameter.default is False else f"`{parameter.default}`"
 
 
 def page() -> str:
