@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from losses import setting
-from nearkin.losses import ProxyISA
+from nearkin.losses import InformativeSampleWeights
 from nearkin.report.opened_run import OpenedRun, open_runs
 from nearkin.report.table import markdown_table
 
@@ -25,7 +25,7 @@ KINDS = ("easy", "informative", "outlier")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path, nargs="+", help="run folders of proxy_isa with protocol.label_noise")
+    parser.add_argument("runs", type=Path, nargs="+", help="run folders with ISA's weights and protocol.label_noise")
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures there")
     arguments = parser.parse_args()
     lines = [line for run in open_runs(arguments.runs) for line in judged(run)]
@@ -38,14 +38,14 @@ def main() -> None:
 
 def judged(run: OpenedRun) -> list[dict[str, object]]:
     objective, given = run.objective, torch.from_numpy(run.protocol.training_labels())
-    if not isinstance(objective, ProxyISA) or not run.protocol.replaced_labels:
-        raise SystemExit(f"{run.folder.path} is no run of proxy_isa with protocol.label_noise")
+    weighting = getattr(objective, "weighting", None)
+    if not isinstance(weighting, InformativeSampleWeights) or not run.protocol.replaced_labels:
+        raise SystemExit(f"{run.folder.path} is no run with ISA's weights and protocol.label_noise")
     classes = torch.from_numpy(run.training_classes)
     true = torch.from_numpy(run.data.table.labels[run.protocol.train_rows])
     similarities = objective.class_similarities(run.embed(run.protocol.train_rows))
     own = similarities.gather(1, given[:, None]).squeeze(1)
-    judgement = objective.weighting.judgement(similarities, given)
-    kinds = dict(zip(KINDS, (judgement.learned, judgement.informative, judgement.outlier), strict=True))
+    kinds = dict(zip(KINDS, weighting.judgement(similarities, given), strict=True))
     lines = []
     for labels, mine in (("right", classes[given] == true), ("wrong", classes[given] != true)):
         line: dict[str, object] = {"run": run.folder.path.name, "labels": labels, "images": int(mine.sum())}

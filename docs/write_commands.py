@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ INTRO = """# Commands
 What a command takes as `key=value` are the [keys of a recipe](recipe_keys.md)."""
 
 
+SHARED_BY = 3
+"""An option that so many commands have, with the same words, is described once."""
+
+
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
     """Every command by its words, in the order of ``--help``."""
     for name in group.list_commands(None):
@@ -35,23 +40,35 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]
             yield from commands(command, (*path, name))
 
 
-def section(name: str, command: Any) -> str:
-    text = inspect.cleandoc(command.help or "")
-    # What the terminal shows in bold are commands.
-    text = re.sub(r"\[bold\](.*?)\[/bold\]", lambda found: f"`{' '.join(found[1].split())}`", text, flags=re.S)
-    text = _options_as_code(text)
+def rows_of(command: Any) -> list[tuple[str, ...]]:
+    """A row for each argument and option of a command."""
     kinds = typing.get_type_hints(command.callback) if command.callback else {}
-    rows = [
-        [
+    return [
+        (
             _names(each),
             _of(each, kinds[each.name]),
             _default(each),
             _options_as_code(" ".join((each.help or "").split())),
-        ]
+        )
         for each in command.params
     ]
-    table = f"\n\n{markdown_table([('argument or option', 'takes', 'default', 'meaning'), *rows])}" if rows else ""
-    return f"## `nearkin {name}`\n\n{text}{table}"
+
+
+def section(name: str, command: Any, shared: Sequence[tuple[str, ...]]) -> str:
+    text = inspect.cleandoc(command.help or "")
+    # What the terminal shows in bold are commands.
+    text = re.sub(r"\[bold\](.*?)\[/bold\]", lambda found: f"`{' '.join(found[1].split())}`", text, flags=re.S)
+    parts = [f"## `nearkin {name}`", _options_as_code(text)]
+    rows = rows_of(command)
+    if own := [row for row in rows if row not in shared]:
+        parts.append(table(own))
+    if also := [row[0] for row in rows if row in shared]:
+        parts.append(f"[Also](#shared-options): {', '.join(also)}.")
+    return "\n\n".join(parts)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    return markdown_table([("argument or option", "takes", "default", "meaning"), *rows])
 
 
 def _options_as_code(text: str) -> str:
@@ -71,7 +88,7 @@ def _names(parameter: Any) -> str:
 def _of(parameter: Any, kind: Any) -> str:
     """What stands behind an option, by the type of the function's argument."""
     if parameter.param_type_name == "argument" or kind is bool or kind == bool | None:
-        return "–"
+        return ""
     several = ", again for each" if parameter.multiple else ""
     kinds = [each for each in typing.get_args(kind) or [kind] if each is not type(None)]
     if typing.get_origin(kind) is typing.Literal or kinds == [kind]:
@@ -83,13 +100,17 @@ def _of(parameter: Any, kind: Any) -> str:
 def _default(parameter: Any) -> str:
     if parameter.required:
         return "required"
-    return "–" if parameter.default is None or parameter.default is False else f"`{parameter.default}`"
+    return "" if parameter.default is None or parameter.default is False else f"`{parameter.default}`"
 
 
 def page() -> str:
     group = get_command(app)
     exit_codes = _options_as_code(group.epilog.removeprefix("Exit codes: "))
-    parts = [INTRO, *(section(name, command) for name, command in commands(group)), f"## Exit codes\n\n{exit_codes}"]
+    known = list(commands(group))
+    counted = Counter(row for _, command in known for row in rows_of(command))
+    shared = [row for row, count in counted.items() if count >= SHARED_BY and row[0].startswith("`-")]
+    parts = [INTRO, *(section(name, command, shared) for name, command in known)]
+    parts += [f"## Shared options\n\n{table(shared)}", f"## Exit codes\n\n{exit_codes}"]
     return "\n\n".join(parts) + "\n"
 
 

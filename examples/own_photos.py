@@ -35,9 +35,9 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     )
     scores = nearkin.run(recipe, given.output / "run")
     for name in ("R@1", "MAP@R"):
-        print(f"{name} on unseen kinds: {scores.untrained[name]:.1%} untrained, {scores.test[name]:.1%} trained")
+        print(f"{name} on unseen classes: {scores.untrained[name]:.1%} untrained, {scores.test[name]:.1%} trained")
 
-    # The score is known; the model to use may see every kind.
+    # The score is known; the model to use may see every class.
     nearkin.train_final(given.output / "run", Observer(), output=given.output / "final")
     model = nearkin.load(given.output / "final")
     first = sorted(photos.glob("*/*"))[:5]

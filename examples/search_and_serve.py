@@ -55,8 +55,8 @@ def main(arguments: list[str] | None = None) -> list[str | None]:
     client = nearkin.Client(address.get(timeout=60))
     here = hits[0].label
     others = client.search(query, k=3, where={"label": [label for label in _labels(index) if label != here]})
-    print(f"Of another kind than {here}: {', '.join(str(hit.label) for hit in others)}")
-    added = client.add(query.read_bytes(), label="a new kind")
+    print(f"Of another class than {here}: {', '.join(str(hit.label) for hit in others)}")
+    added = client.add(query.read_bytes(), label="a new class")
     print(f"Added as item {added.id}; {client.status()['items']} items are served")
     return [hit.label for hit in client.search(query, k=5)]
 

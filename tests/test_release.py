@@ -93,6 +93,12 @@ def test_the_tables_are_those_of_the_runs(page):
     assert results.written(text) == text, "run: make results"
 
 
+def test_the_scores_of_recipes_are_those_of_the_runs():
+    assert (ROOT / "recipes" / "measured.csv").read_text(encoding="utf-8") == results.measured_csv(), (
+        "run: make results"
+    )
+
+
 def test_the_readme_has_no_measured_figure_but_those_that_are_written():
     text = results.BLOCK.sub("", README.read_text(encoding="utf-8"))
     assert re.findall(r"\d ?± ?\d|\d[\d.]* (?:s|ms|seconds?|minutes?|[GM]B|images/s)\b", text) == []
@@ -134,6 +140,13 @@ def test_a_row_is_compared_with_its_base_seed_by_seed(tables):
     assert "| **+1.1** (+0.9 to +1.3) |" in new
     assert new.endswith("| 50.0\u00a0±\u00a010.0 | +10.0 (−14.8 to +34.8) |")
     assert trained == "All rows: a net, 8-d, epoch chosen by the test classes, one abacus, 2026-11-19."
+
+
+def test_a_collapsed_row_is_marked_and_has_no_difference(tables):
+    results.RUNS[-2]["collapse"] = {"epoch": 1, "evidence": "R@1 51.1 → 3.2", "remedy": "Another rate."}
+    (new,) = (line for line in tables(BASE, NEW) if line.startswith("| New"))
+    name, runs, _, _, *differences, _, last = new.strip("| ").split(" | ")
+    assert (name, runs, differences, last) == ("New (1 of 3 collapsed)", "3", ["–", "–"], "–")
 
 
 def test_a_second_data_set_has_the_rows_that_were_run_there(tables):

@@ -42,10 +42,9 @@ SHORT = {
 INTRODUCTION = """\
 # Licences
 
-nearkin is under Apache-2.0. This page lists what it is installed with: direct dependencies in bold, the others are
-brought along by them. Versions are those of `constraints.txt`, licences as each package's own metadata have them;
-`make licences` writes the page anew. Nothing of all this is inside nearkin's wheel. Pretrained weights and data sets
-have terms of their own.
+nearkin is under Apache-2.0. This page lists what it is installed with: direct dependencies in tables, and what they
+bring along below. `constraints.txt` has all of them; licences are those of each package's metadata. `make licences`
+writes the page. nearkin's wheel contains none of them. Pretrained weights and data sets have terms of their own.
 
 Copyleft among them:
 """
@@ -133,21 +132,29 @@ def page() -> str:
     """``docs/licences.md``."""
     found = closure()
     direct = {canonicalize_name(each.name) for requirements in declared().values() for each in requirements}
-    kinds = {"always": [], "with an extra": [], "for development": []}  # type: dict[str, list[str]]
+    kinds: dict[str, list[str]] = {"always": [], "with an extra": [], "for development": []}
+    others: dict[str, dict[str, list[str]]] = {kind: {} for kind in kinds}
     copyleft = []
     for name, (about, groups) in found.items():
         words = licence(about)
         extras = sorted(groups - {"", "dev"})
         kind = "always" if "" in groups else "with an extra" if extras else "for development"
-        shown = f"**{about['name']}**" if name in direct else about["name"]
         by = ", ".join(f"`{extra}`" for extra in extras) if kind == "with an extra" else ""
-        kinds[kind].append(f"| {shown} | {about['version']} | {words} | {by} |")
+        if name in direct:
+            kinds[kind].append(f"| **{about['name']}** | {about['version']} | {words} | {by} |")
+        else:
+            others[kind].setdefault(words, []).append(about["name"])
         if COPYLEFT.search(words):
             copyleft.append(f"- {about['name']} ({words}), needed {kind}{' ' + ', '.join(extras) if extras else ''}")
     assert not any("needed always" in line for line in copyleft), "the page says that none is: look at it"
     lines = [INTRODUCTION, *copyleft, NOTE]
     for kind, rows in kinds.items():
         lines += [f"## Needed {kind}", "", "| package | version | licence | extras |", "|---|---|---|---|", *rows, ""]
+        if others[kind]:
+            counted = {words: f"{len(names)} packages" for words, names in others[kind].items() if len(names) > 3}
+            by_licence = {words: ", ".join(names) for words, names in others[kind].items()}
+            by_licence |= {} if kind == "always" else counted
+            lines += ["Brought along:", "", *(f"- {words}: {what}" for words, what in sorted(by_licence.items())), ""]
     return "\n".join(lines)
 
 

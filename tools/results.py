@@ -1,4 +1,5 @@
-"""Every measured figure of ``README.md`` and ``docs/results.md``, from ``results/`` and ``benchmarks/results/``.
+"""Every measured figure of ``README.md``, ``docs/results.md``, ``results/notes/set_ups.md`` and ``recipes/measured.csv``, from ``results/``
+and ``benchmarks/results/``.
 
     python tools/results.py      # or: make results
 
@@ -9,6 +10,8 @@ and ``row``. A row with ``base``, the name of another row, shows the difference 
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 import tomllib
@@ -29,6 +32,8 @@ RUNS: list[dict[str, Any]] = [
     for line in file.read_text(encoding="utf-8").splitlines()
 ]
 TABLES: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "results" / "tables.toml").read_text(encoding="utf-8"))
+RECIPES: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "results" / "recipes.toml").read_text(encoding="utf-8"))
+RECIPE_SCORES = ("R@1", "MAP@R", "NMI")
 DATA = {"cub": "CUB", "cars": "Cars196", "glyphs": "Glyphs", "photos": "photos"}
 NOT_RUNS = ("name", "base", "by", "scores", "rows", "best_only")
 """Keys of a row that are not those of a run; the others select its runs."""
@@ -76,7 +81,7 @@ class Row:
     def gain(self, base: Row, score: str, of: str = "") -> str:
         """The difference from another row in points with its interval, bold where that leaves out 0."""
         apart = difference_by_seed(self.values(score, of), base.values(score, of))
-        if apart is None:
+        if apart is None or self.collapsed or base.collapsed:
             return "–"
         shown = f"{100 * apart.value:+.1f}"
         if apart.interval is not None:
@@ -84,6 +89,12 @@ class Row:
             strong = "**" if low > 0 or high < 0 else ""
             shown = f"{strong}{shown}{strong} ({100 * low:+.1f} to {100 * high:+.1f})"
         return shown.replace("-", "−")
+
+    @property
+    def collapsed(self) -> str:
+        """Behind the name of a row whose network collapsed, so that its difference from its base means nothing."""
+        count = sum("collapse" in run for run in self.runs)
+        return f" ({'' if count == len(self.runs) else f'{count} of {len(self.runs)} '}collapsed)" if count else ""
 
     @property
     def chosen_by(self) -> str:
@@ -141,7 +152,7 @@ def table(name: str) -> str:
     head += ["last R@1", *(["against base"] if bases else [])] if last else []
     cells = [head]
     for row in rows:
-        line = [row.name, *([DATA[row.data]] if several else []), str(len(row.runs))]
+        line = [row.name + row.collapsed, *([DATA[row.data]] if several else []), str(len(row.runs))]
         line += [percent(row.values(score).values()) for score in ("R@1", "MAP@R")]
         base = by_name[row.data, row.base] if row.base else None
         if bases:
@@ -150,20 +161,40 @@ def table(name: str) -> str:
             line.append(percent(row.values("R@1", "last").values()))
             line += [row.gain(base, "R@1", "last") if base else ""] if bases else []
         cells.append(line)
-    return f"{lines(cells)}\n\n{how_trained(rows)}"
+    return f"{lines(cells)}\n\n{how_trained(name, rows)}"
 
 
-def how_trained(rows: list[Row]) -> str:
-    """What all rows of a table have in common, then what each has of its own."""
+def how_trained(name: str, rows: list[Row]) -> str:
+    """What all rows of a table have in common, and where the rest is said."""
+    common, own = set_ups(rows)
+    words = f"All rows: {', '.join(common)}" if common else ""
+    return f"{words} ([set-up of each row](../results/notes/set_ups.md#{name}))." if own else f"{words}."
+
+
+def set_ups(rows: list[Row]) -> tuple[list[str], dict[str, list[str]]]:
+    """How all rows of a table were trained, and what only some had: the words, and the names of the rows."""
     rows = [row for row in rows if row.scores != "untrained"]
     common = [part for part in rows[0].trained if all(part in row.trained for row in rows)]
     own: dict[str, list[str]] = {}
     for row in rows:
-        rest = ", ".join(part for part in row.trained if part not in common)
-        own.setdefault(rest, []).append(row.name)
-    sentences = [f"All rows: {', '.join(common)}."] if common else []
-    sentences += [f"*{'*; *'.join(dict.fromkeys(names))}*: {rest}." for rest, names in own.items() if rest]
-    return " ".join(sentences)
+        if rest := ", ".join(part for part in row.trained if part not in common):
+            own.setdefault(rest, []).append(row.name)
+    return common, own
+
+
+def set_ups_page() -> str:
+    """How the rows of every table were trained."""
+    parts = [
+        "# How the rows of the results were trained\n\n"
+        "Written by `make results`; [results](../../docs/results.md) has the scores. Each run's full recipe and command are in its line of `results/`."
+    ]
+    for name in (name for name in TABLES if name not in BLOCKS):
+        common, own = set_ups(rows_of(name))
+        parts.append(f"## {name}\n\nAll rows: {', '.join(common)}.")
+        if own:
+            cells = [["; ".join(dict.fromkeys(names)).replace("**", ""), rest] for rest, names in own.items()]
+            parts.append(lines([["rows", "what else"], *cells]))
+    return "\n\n".join(parts) + "\n"
 
 
 def readme_table() -> str:
@@ -175,7 +206,17 @@ def readme_table() -> str:
         recall, precision = (percent(row.values(score).values()) for score in ("R@1", "MAP@R"))
         if row.base:
             recall += f" ({row.gain(by_name[row.base], 'R@1').replace(' (', ', ')}"
-        cells.append([DATA[row.data], row.name, row.chosen_by, str(len(row.runs)), row.machine, recall, precision])
+        cells.append(
+            [
+                DATA[row.data],
+                row.name + row.collapsed,
+                row.chosen_by,
+                str(len(row.runs)),
+                row.machine,
+                recall,
+                precision,
+            ]
+        )
     return lines(cells)
 
 
@@ -200,10 +241,10 @@ def milliseconds(value: float) -> str:
 def speed() -> str:
     """Times beside those of a peer, from one run each."""
     losses, on_gpu, search, scores, embed, gallery = (
-        "2026-11-18-losses-cpu-shorter.json",
+        "2026-11-19-losses-cpu.json",
         "2026-11-18-losses-h200-shorter.json",
-        "2026-11-18-search-cpu-shorter.json",
-        "2026-11-18-evaluation-cpu-shorter.json",
+        "2026-11-19-search-cpu.json",
+        "2026-11-19-evaluation-cpu.json",
         "2026-11-16-embed-cpu.json",
         "2026-11-17-own-photos-to-gallery.txt",
     )
@@ -255,6 +296,22 @@ def written(text: str) -> str:
     return BLOCK.sub(lambda block: f"{block[1]}{BLOCKS.get(block[2], lambda: table(block[2]))()}\n{block[4]}", text)
 
 
+def measured_csv() -> str:
+    """The mean scores of the recipes in ``results/recipes.toml``, for ``nearkin list recipes``."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["recipe", *RECIPE_SCORES, "runs", "note", "published"])
+    for name, settings in RECIPES.items():
+        where = {"data": name.partition("/")[0], **settings}
+        note, published = where.pop("note", ""), where.pop("published", "")
+        if not (found := runs(where)):
+            raise SystemExit(f"results/recipes.toml, {name}: no such run")
+        scores = [[run["test"][score] for run in found if score in run["test"]] for score in RECIPE_SCORES]
+        means = [f"{100 * mean(values):.1f}" if len(values) == len(found) else "" for values in scores]
+        writer.writerow([name, *means, len(found), note, published])
+    return text.getvalue()
+
+
 def backbones() -> str:
     """``recipes/backbones.csv``, which ``nearkin list backbones`` shows: the newest figures of every backbone."""
     newest: dict[str, dict[str, Any]] = {}
@@ -270,6 +327,8 @@ def backbones() -> str:
 
 
 if __name__ == "__main__":
+    (ROOT / "recipes" / "measured.csv").write_text(measured_csv(), encoding="utf-8")
+    (ROOT / "results" / "notes" / "set_ups.md").write_text(set_ups_page(), encoding="utf-8")
     BACKBONES.write_text(backbones(), encoding="utf-8")
     for page in PAGES:
         before = page.read_text(encoding="utf-8")

@@ -34,7 +34,7 @@ class Part(NamedTuple):
 
 PARTS = (
     Part("MPA", "run", "mpa"),
-    Part("Proxy-ISA without penalties", "run", "isa"),
+    Part("Proxy-ISA without penalties", "run", "proxy_isa_without_penalties"),
     Part("MPA, variational proxies", "run", "variational_mpa_2"),
     Part("Proxy-Anchor in CCP's chain", "run", "ccp"),
     Part("mean of three methods' weights", "mean of the weights", THREE),

@@ -48,16 +48,16 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 @contextlib.contextmanager
-def writing(path: Path, *, needed: int | None = None) -> Iterator[None]:
-    """What goes wrong within becomes an error that names ``path`` and the disk's figures."""
+def writing(path: Path, *, needed: int | None = None, flag: str = "-o") -> Iterator[None]:
+    """What goes wrong within becomes an error that names ``path``, the disk's figures and the ``flag`` to change."""
     try:
         yield
     except OSError as error:
-        raise output_error(error, path, needed=needed) from error
+        raise output_error(error, path, needed=needed, flag=flag) from error
 
 
 def output_error(
-    error: OSError, path: Path | None = None, *, needed: int | None = None, advice: str | None = None
+    error: OSError, path: Path | None = None, *, needed: int | None = None, advice: str | None = None, flag: str = "-o"
 ) -> OutputError:
     """One line about a file that could not be written, with the ``advice`` to give other than ``-o``."""
     where = path or (Path(os.fsdecode(error.filename)) if error.filename else None)
@@ -66,9 +66,9 @@ def output_error(
         room = "" if needed is None else f", {_size(needed)} needed"
         with contextlib.suppress(OSError):
             room = f" ({_size(shutil.disk_usage(_existing(where or Path.cwd())).free)} free{room})"
-        usual = "What was there before is untouched: make room, or write elsewhere with -o"
+        usual = f"What was there before is untouched: make room, or write elsewhere with {flag}"
         return OutputError(f"{what}{room}. {advice or usual}")
-    return OutputError(f"{what}. {advice or 'Give a folder that can be written to with -o'}")
+    return OutputError(f"{what}. {advice or f'Give a folder that can be written to with {flag}'}")
 
 
 def make_folder(folder: Path) -> None:
@@ -117,20 +117,21 @@ LOCK, HOLDER = ".lock", ".lock.txt"
 
 
 @contextlib.contextmanager
-def sole_writer_of(folder: Path) -> Iterator[None]:
+def sole_writer_of(folder: Path, *, flag: str = "-o") -> Iterator[None]:
     """Hold ``folder`` for this process. The folder is made if missing, and removed again if it stays empty.
 
     Raises:
         BusyError: where another process holds it.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    make_folder(folder)
+    with writing(folder, flag=flag):
+        folder.mkdir(parents=True, exist_ok=True)
     lock = filelock.FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
     except filelock.Timeout:
         busy = f"{folder} is being written by {_holder(folder)}"
-        raise BusyError(f"{busy}: wait until it has ended, or give another folder with -o") from None
+        raise BusyError(f"{busy}: wait until it has ended, or give another folder with {flag}") from None
     except OSError as error:
         raise output_error(error, folder / LOCK) from error
     try:

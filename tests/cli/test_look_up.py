@@ -1,8 +1,9 @@
-"""``nearkin list`` and ``nearkin cache``."""
+"""``nearkin list``, ``nearkin datasets`` and ``nearkin cache``."""
 
 from __future__ import annotations
 
 import json
+import zipfile
 
 import pytest
 
@@ -27,24 +28,74 @@ def test_a_list_fits_80_columns_without_a_broken_name(nearkin, monkeypatch, name
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
         monkeypatch.setenv("COLUMNS", columns)
-    _, out, _ = nearkin("list", name)
+    command = ["datasets"] if name == "datasets" else ["list", name]
+    _, out, _ = nearkin(*command)
     assert max(map(len, out.splitlines())) <= 80
     listed = {line.split()[0] for line in out.splitlines() if line and not line.startswith(" ")}
-    assert {record["name"] for record in json.loads(nearkin("list", name, "--json")[1])} <= listed
+    assert {record["name"] for record in json.loads(nearkin(*command, "--json")[1])} <= listed
 
 
-def test_data_sets_are_looked_for_below_the_data_root(nearkin, tmp_path):
-    assert "NEARKIN_DATA" in nearkin("list", "datasets")[1]
+def test_data_sets_are_looked_for_below_the_data_root(nearkin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NEARKIN_DATA", raising=False)
+    code, out, err = nearkin("datasets")
+    assert (code, err) == (0, "")
+    assert "NEARKIN_DATA" in out
+    assert "nearkin datasets --download cub" in " ".join(out.split())
     (tmp_path / "CUB_200_2011").mkdir()
     found = [
         next(
             row["here"]
-            for row in json.loads(nearkin("list", "datasets", "--data-root", root, "--json")[1])
+            for row in json.loads(nearkin("datasets", "--data-root", root, "--json")[1])
             if row["name"] == "cub"
         )
         for root in (tmp_path, tmp_path / "CUB_200_2011" / "nothing")
     ]
-    assert found[0] != found[1]
+    assert found[0].startswith(f"{tmp_path / 'CUB_200_2011'}, but there is no classes.txt")
+    assert found[1] is None
+
+
+def test_an_archive_is_unpacked_into_the_folder_here(nearkin, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("NEARKIN_DATA", raising=False)
+    with zipfile.ZipFile("img.zip", "w") as packed:
+        packed.writestr("img/WOMEN/Tees/id_1/1.jpg", b"")
+    code, out, err = nearkin("datasets", "--unpack", "img.zip", "--json")
+    assert (code, err) == (0, "")
+    (line,) = json.loads(out)
+    assert (
+        "in data/In-shop Clothes Retrieval Benchmark: not whole yet: there is no Eval/list_eval_partition.txt" in line
+    )
+    (listed,) = [row for row in json.loads(nearkin("datasets", "--json")[1]) if row["name"] == "inshop"]
+    assert (listed["found"], listed["problem"]) == (
+        "data/In-shop Clothes Retrieval Benchmark",
+        line.partition("yet: ")[2],
+    )
+    rows = "1\nimage_name item_id evaluation_status\nimg/WOMEN/Tees/id_1/1.jpg id_1 train\n"
+    (tmp_path / "list_eval_partition.txt").write_text(rows)
+    code, _, err = nearkin("datasets", "--unpack", "list_eval_partition.txt")
+    assert code == 3
+    assert "train has 1 images of 1 classes, published are 25,882 of 3,997" in err
+    code, out, err = nearkin("datasets", "--download", "inshop")
+    assert (code, out) == (2, "")
+    assert "'inshop' cannot be downloaded: bring img.zip" in err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train", "cub/proxy_anchor"],
+        ["train", "own_photos/small", "data.source=cub"],
+        ["compare", "--data", "cub"],
+        ["evaluate", "run", "--data", "cub"],
+    ],
+)
+def test_commands_that_lack_a_benchmark_name_the_one_that_brings_it(nearkin, trained, monkeypatch, command):
+    monkeypatch.chdir(trained.parent)
+    monkeypatch.setenv("NEARKIN_DATA", str(trained.parent))
+    code, _, err = nearkin(*command)
+    assert code == 3
+    assert "nearkin datasets --download cub" in err
 
 
 def test_a_list_that_there_is_not_is_named(nearkin):

@@ -12,6 +12,8 @@ from nearkin.losses import Contrastive, catalogue, kind, options
 
 # Applied wherever a loss has the option: memories that wrap around within a few batches.
 _SMALL = {"size": 32, "warmup_steps": 1, "memory_size": 40, "queue_size": 20, "proxies_per_class": 3}
+# Where the paper's setting for many classes is another: comparing all proxies with all takes a minute.
+_MANY_CLASSES = {"proxy_gml": {"proxy_weight": 0.0}}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +43,8 @@ class LossMember:
     def make(self, classes: int = classes, dim: int = dim, **given: object) -> nn.Module:
         """A new loss with small memories; ``given`` overrides."""
         chosen = {key: value for key, value in _SMALL.items() if key in options(self.cls)} | given
+        if classes > 1000:
+            chosen |= _MANY_CLASSES.get(self.name, {})
         first = {"proxy": (classes, dim), "pair": (), "wrapper": (Contrastive(neg_margin=1.3),)}[self.kind]
         return self.cls(*first, **chosen)
 

@@ -120,9 +120,9 @@ def test_a_data_set(add, nearkin, train, photos, tmp_path):
     add("nearkin.data.benchmarks", "shells", 'name="shells"', benchmarks.benchmarks)
     assert benchmarks.benchmarks()["shells"].title == "Shells of the seven seas"
     run_the_tests_of("add_data_set.md")
-    listed = json.loads(nearkin("list", "datasets", "--json", "--data-root", tmp_path / "root")[1])
+    listed = json.loads(nearkin("datasets", "--json", "--data-root", tmp_path / "root")[1])
     assert next(each["found"] for each in listed if each["name"] == "shells") == str(tmp_path / "root" / "shells")
-    assert "shells" in nearkin("list", "datasets")[1]
+    assert "shells" in nearkin("datasets")[1]
     scores = train(f"data.root={json.dumps(str(tmp_path / 'root'))}", data="shells")
     assert scores["data"] == "shells"
 

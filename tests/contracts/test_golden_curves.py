@@ -68,7 +68,9 @@ RECIPE = {
 OPTIONS = {
     "cross_batch_memory": ["objective.size=200", "objective.warmup_steps=2"],
     "momentum_proxy_anchor": ["objective.queue_size=200", "objective.momentum=0.9"],
-    "proxy_isa": ["objective.positive_penalty=sigma", "objective.negative_penalty=effective", "objective.volume=5"],
+    # Without a shorter search no negative lies so far away that it would count less.
+    "proxy_isa": ["objective.volume=5", "objective.sensitivity=0", "objective.search_margin=-0.15"],
+    "proxy_isa_without_penalties": ["objective.volume=5"],
     "vcpa": ["objective.tau=1"],
 }
 CCP = ["method.name=ccp", "method.steps_per_problem=8", "method.proximal_weight=0.01"]
@@ -101,6 +103,8 @@ METHODS = {
         "method.order=second",
         "method.damping=30",  # with less the Newton steps overshoot, and twenty steps are chaos
     ],
+    "plain-margin-distance_weighted": ["objective.name=margin", "objective.negatives=distance_weighted"],
+    "plain-n_pair-length_penalty": ["objective.name=n_pair", "objective.length_penalty=0.002"],
     "plain-vcpa-proxies_per_class": ["objective.name=vcpa", "objective.tau=1", "objective.proxies_per_class=3"],
 }
 # Their losses go up: a memory joins in, or new proxies start in the last steps.

@@ -191,7 +191,7 @@ def test_it_is_documented_and_tested(member):
     text = inspect.getdoc(cls) or ""
     assert ":math:" in text or ".. math::" in text
     assert ">>> loss" in text
-    text += inspect.getdoc(InformativeSampleWeights) if member.name == "proxy_isa" else ""
+    text += inspect.getdoc(InformativeSampleWeights) if member.name.startswith("proxy_isa") else ""
     for parameter in inspect.signature(cls).parameters:
         assert f"\n    {parameter}: " in text, f"{parameter} is not among the Args"
     assert getattr(nearkin.losses, cls.__name__) is cls

@@ -155,6 +155,14 @@ def test_vectors_that_are_all_the_same_tell_nothing(distance):
     assert learned.hit.slopes[0] == 0.0
 
 
+def test_a_class_that_is_nobodys_neighbour_is_no_error():
+    """Of a collapsed network all vectors are equal, and the first ones are the neighbours of every image."""
+    vectors, labels = collection(60, 4, 0.0, centres=np.ones((60, 16)))
+    learned = confidence_among(vectors, labels, np.arange(len(labels)), "cosine")
+    assert learned is not None
+    assert learned.accuracy < 0.1
+
+
 def test_classes_larger_than_what_is_passed_over_have_no_unknown_half(monkeypatch):
     monkeypatch.setattr(module, "MOST_PASSED_OVER", 5)
     monkeypatch.setattr(module, "VOTERS", 10)

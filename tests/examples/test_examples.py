@@ -46,9 +46,9 @@ def test_own_photos_are_trained_on_twice_and_embedded(example, photos, tmp_path,
 def test_photos_are_found_by_index_server_and_client(example, trained, photos, tmp_path, capsys):
     arguments = ["--run", str(trained), "--photos", str(photos), "--output", str(tmp_path)]
     labels = example("search_and_serve").main(arguments)
-    assert labels[0] in ("Grüner Specht", "a new kind")
+    assert labels[0] in ("Grüner Specht", "a new class")
     out = capsys.readouterr().out
-    assert "Of another kind than Grüner Specht:" in out
+    assert "Of another class than Grüner Specht:" in out
     assert "Added as item 48; 49 items are served" in out
     assert len(nearkin.Index.open(tmp_path / "photos.index")) == 49
 

@@ -45,7 +45,7 @@ def test_equals_the_slow_reference(pair_case, reduction, slow):
 @pytest.mark.parametrize(("reduction", "slow"), [("nonzero", slow_nonzero), ("pairs", slow_pairs)])
 @pytest.mark.parametrize(("power", "hard"), [(2, False), (1, True), (2, True)])
 def test_squares_and_hard_pairs_equal_the_slow_reference(pair_case, reduction, slow, power, hard):
-    options = {"power": power, "hard_pairs": hard}
+    options = {"power": power, "negatives": "hard" if hard else "all"}
     loss = Contrastive(**MARGINS, **options, reduction=reduction, normalisation=pair_case.normalisation)
     assert pair_case.agrees(loss, lambda case: slow(case, power=power, hard=hard))
 
@@ -54,7 +54,7 @@ def test_the_loss_of_the_profs_paper_by_hand():
     # Equation 3.1 with ε = 1: a, b of one class at 90° (d² = 2); c at 30° from a and 60° from b: d = 2 sin 15° and 1.
     # Hard pairs: a and b have one positive each, so one negative each, c; c has no positive and so no negative.
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [math.sqrt(3) / 2, 0.5]], dtype=torch.float64)
-    loss = Contrastive(neg_margin=1.0, power=2, reduction="pairs", hard_pairs=True)
+    loss = Contrastive(neg_margin=1.0, power=2, reduction="pairs", negatives="hard")
     expected = (2 + 2 + (1 - 2 * math.sin(math.pi / 12)) ** 2 + 0) / 4
     assert loss(x, torch.tensor([0, 0, 1])).item() == pytest.approx(expected, abs=1e-12)
 

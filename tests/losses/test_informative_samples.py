@@ -9,7 +9,6 @@ from torch.overrides import TorchFunctionMode
 
 from nearkin.losses import InformativeSampleWeights
 from nearkin.losses.mpa import MultiProxyAnchor
-from nearkin.losses.proxy_anchor import ProxyAnchor
 from nearkin.losses.proxy_nca import ProxyNCA
 
 SIZES = {"num_classes": 3, "dim": 2}
@@ -73,18 +72,19 @@ def test_both_ends_of_the_informative_range_belong_to_it():
     assert (negative[:, 1] < 1).tolist() == [True, False, False, False]
 
 
-def test_no_weights_before_the_filter_and_weights_of_1_for_classes_without_memory():
+def test_what_is_weighed_before_the_memory_before_the_filter_and_then():
     weighting = known(InformativeSampleWeights(**SIZES), counts=[200] * 3, average=[0.9] * 3)
     similarities = torch.full((3, 3), -0.9)
-    weighting.filter_on = False
+    weighting.memory_on = weighting.filter_on = False
     assert weighting.weights(similarities, torch.arange(3)) is None
-    weighting.filter_on = True
+    weighting.memory_on = True
     weighting.in_memory.copy_(torch.tensor([0, 5, 5]))
-    positive, negative = weighting.weights(similarities, torch.arange(3))
-    assert positive[0] == 1
-    assert (positive[1:] < 1).all()
-    assert negative[:, 0].eq(1).all()
-    assert (negative[:, 1:] < 1).all()
+    for weighting.filter_on in (False, True):
+        positive, negative = weighting.weights(similarities, torch.arange(3))
+        assert positive[0] == 1
+        assert (positive[1:] < 1).tolist() == [weighting.filter_on] * 2
+        assert negative[:, 0].eq(1).all(), "nothing of class 0 is in memory"
+        assert (negative[:, 1:] < 1).all()
 
 
 @pytest.mark.parametrize("as_released", [False, True])
@@ -171,7 +171,7 @@ def test_a_class_that_leaves_the_memory_is_unknown_again():
     assert weighting.weights(torch.full((1, 3), -1.0), torch.tensor([0])).positive.tolist() == [1.0]
 
 
-def test_as_released_negative_weights_act_from_the_first_step_with_L_at_1():
+def test_as_released_negatives_are_weighed_from_the_first_step_with_L_at_1():
     weighting = InformativeSampleWeights(**SIZES, as_released=True)
     assert weighting.memory_size == 55_000
     # n = 0: E = 0, ν = 1, L − η = 1 − 1 − 0.1; what lies below counts 1/max(1, 0) = 1.
@@ -275,7 +275,10 @@ def test_other_losses_take_the_weighting(build):
     assert abs(loss(embeddings, labels).item() - plain(embeddings, labels).item()) > 1e-3
 
 
-@pytest.mark.parametrize(("penalty", "wanted"), [("nu", 0.521841), ("effective", 1 / 1.5), ("none", 1.0)])
+@pytest.mark.parametrize(
+    ("penalty", "wanted"),
+    [("nu", [0.521841, 1.521841]), ("effective", [1 / 1.5, 1 + 1 / 1.5]), ("none", [1, 2]), ("uniform", [1, 1])],
+)
 def test_other_penalties_of_positives_as_in_the_papers_table_3(penalty, wanted):
     weighting = known(
         InformativeSampleWeights(**SIZES, volume=2.0, memory_size=4, positive_penalty=penalty).double(),
@@ -285,7 +288,7 @@ def test_other_penalties_of_positives_as_in_the_papers_table_3(penalty, wanted):
     # With β = 1/2 and n = 2: E = 1.5 and ν = 1/(1 + ln 2.5). The first sample is easy, the second informative.
     similarities = torch.tensor([[0.5, -1.0, -1.0], [-0.88, -1.0, -1.0]], dtype=torch.float64)
     weights = weighting.weights(similarities, torch.tensor([0, 0]))
-    assert weights.positive.tolist() == pytest.approx([wanted, 1 + wanted], abs=1e-6)
+    assert weights.positive.tolist() == pytest.approx(wanted, abs=1e-6)
 
 
 @pytest.mark.parametrize(("penalty", "wanted"), [("effective", 1 / 1.5), ("none", 1.0)])
@@ -302,21 +305,8 @@ def test_easy_negatives_count_less_unless_their_penalty_is_off(penalty, wanted):
     assert weights.positive.item() == pytest.approx(0.572440, abs=1e-6)
 
 
-def test_without_penalties_only_informative_positives_count_more():
-    weighting = InformativeSampleWeights(4, 6, positive_penalty="none", negative_penalty="none").double()
-    loss, plain = ProxyAnchor(4, 6, weighting=weighting).double(), ProxyAnchor(4, 6).double()
-    plain.bank.load_state_dict(loss.bank.state_dict())
-    labels, own = torch.arange(4), loss.bank.vectors[:, 0].detach()
-    for embeddings, same in ((own, True), (-0.01 * own + own.roll(1, 0), False)):
-        known(weighting, counts=[300] * 4, average=[0.6] * 4)
-        judged = weighting.judgement(loss.class_similarities(embeddings), labels)
-        assert judged.easy.all() if same else judged.informative.any()
-        assert (loss(embeddings, labels).item() == pytest.approx(plain(embeddings, labels).item(), abs=1e-12)) == same
-
-
 @pytest.mark.parametrize("option", [{"positive_penalty": "mu"}, {"negative_penalty": "nu"}])
 def test_an_unknown_penalty_is_refused(option):
-    allowed = {"positive_penalty": "'sigma', 'nu', 'effective' or 'none'", "negative_penalty": "'effective' or 'none'"}
     ((name, value),) = option.items()
-    with pytest.raises(ValueError, match=f"{name} must be {allowed[name]}, got '{value}'"):
+    with pytest.raises(ValueError, match=f"{name} must be .*got '{value}'"):
         InformativeSampleWeights(**SIZES, **option)

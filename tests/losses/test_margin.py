@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 from pytorch_metric_learning import losses as peer
+from pytorch_metric_learning import miners as peer_miners
+from tests.losses.conftest import PairCase
 from torch import nn
 
-from nearkin.losses import Contrastive, Margin
+from nearkin.losses import Contrastive, Margin, margin
 
 
 def slow(case, beta, reduction, margin=0.2, hard=False):
@@ -37,8 +39,136 @@ def test_equals_the_slow_reference(pair_case, reduction, beta):
 
 @pytest.mark.parametrize("reduction", ["nonzero", "pairs"])
 def test_hard_pairs_equal_the_slow_reference(pair_case, reduction):
-    loss = Margin(reduction=reduction, hard_pairs=True, normalisation=pair_case.normalisation).double()
+    loss = Margin(reduction=reduction, negatives="hard", normalisation=pair_case.normalisation).double()
     assert pair_case.agrees(loss, lambda case: slow(case, loss.beta, reduction, hard=True), parameters=(loss.beta,))
+
+
+def slow_weights(case, dim):
+    """Section 4 of Wu et al., pair by pair: 1/q(d), no larger than at 0.5, for negatives nearer than 1.4."""
+    queries, references = case.units()
+    rows = []
+    for i, query in enumerate(queries):
+        row, negatives = [0.0] * len(references), case.negatives(i)
+        distances = {j: (query - references[j]).norm().item() for j in negatives}
+        near = [j for j in negatives if distances[j] < 1.4]
+        for j in near or negatives:
+            d = max(0.5, distances[j])
+            row[j] = 1 / (d ** (dim - 2) * (1 - d**2 / 4) ** ((dim - 3) / 2)) if near else 1.0
+        rows.append([weight / (sum(row) or 1.0) for weight in row])
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def sphere(rows, dim, spread, seed=0):
+    """Unit vectors, the nearer to each other the smaller the spread, and labels of twos and threes."""
+    x = torch.randn(rows, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x[:, 0] += dim**0.5 / spread
+    return torch.nn.functional.normalize(x), torch.tensor([0, 1, 1, 2, 3, 3, 3, 4, 4, 4, 5, 5])[:rows]
+
+
+@pytest.mark.parametrize("normalisation", ["l2"])
+def test_weights_of_distances_are_those_of_the_paper(pair_case):
+    pairs = Margin().pairs(*pair_case.arguments)
+    torch.testing.assert_close(margin.sampling_weights(pairs), slow_weights(pair_case, 3))
+
+
+@pytest.mark.parametrize(("dim", "spread"), [(2, 1.0), (16, 2.0), (64, 0.5), (64, 1.0), (64, 4.0)])
+def test_weights_agree_with_the_peer_and_the_paper_in_any_dimension(dim, spread, monkeypatch):
+    x, y = sphere(12, dim, spread)
+    ours = margin.sampling_weights(Margin().pairs(x, y))
+    torch.testing.assert_close(ours, slow_weights(PairCase("l2", x, y), dim))
+    drawn_by = []
+    monkeypatch.setattr(
+        peer_miners.distance_weighted_miner.lmu,
+        "get_random_triplet_indices",
+        lambda labels, ref_labels, weights: drawn_by.append(weights),
+    )
+    peer_miners.DistanceWeightedMiner(cutoff=margin.NEAREST, nonzero_loss_cutoff=margin.FARTHEST).mine(x, y, x, y)
+    # It has no weights, or NaN, where a sample has no negative nearer than 1.4: there ours are alike.
+    far = drawn_by[0].isnan().any(dim=1)
+    torch.testing.assert_close(ours[~far], drawn_by[0][~far])
+    alike = (ours > 0).sum(dim=1, keepdim=True).double().reciprocal() * (ours > 0)
+    torch.testing.assert_close(ours[far], alike[far])
+
+
+def test_near_negatives_are_drawn_far_more_often_than_chance_would():
+    """In 64 dimensions nearly all random pairs are √2 apart; by hand, 1/q(0.7) over 1/q(1.3) is 9e7."""
+    angles = 2 * torch.tensor([0.0, 0.0, 0.35, 0.65], dtype=torch.float64).asin()
+    x = torch.zeros(4, 64, dtype=torch.float64)
+    x[:, 0], x[:, 1] = angles.cos(), angles.sin()
+    weights = margin.sampling_weights(Margin().pairs(x, torch.tensor([0, 0, 1, 2])))
+    assert weights[0, 2] / weights[0, 3] == pytest.approx((13 / 7) ** 62 * ((1 - 0.4225) / (1 - 0.1225)) ** 30.5)
+
+
+def test_as_many_negatives_are_drawn_as_there_are_positives_and_as_often_as_they_weigh():
+    torch.manual_seed(0)
+    x, y = sphere(12, 4, 1.0)
+    loss = Margin(negatives="distance_weighted")
+    pairs = loss.pairs(x, y)
+    draws = torch.stack([loss._draw(pairs) for _ in range(2000)])
+    assert (draws.sum(dim=2) == pairs.positive.sum(dim=1)).all()
+    assert not (draws * ~pairs.negative).any()
+    weights, number = margin.sampling_weights(pairs), 2000 * pairs.positive.sum(dim=1, keepdim=True).clamp_min(1)
+    expected = weights * (pairs.positive.sum(dim=1, keepdim=True) > 0)
+    spread = (expected * (1 - expected) / number).sqrt()
+    assert ((draws.sum(dim=0) / number - expected).abs() <= 4.5 * spread).all()
+    assert (expected > 0.3).any(), "they weigh differently"
+    assert ((expected > 0) & (expected < 0.1)).any()
+
+
+@pytest.mark.parametrize("reduction", ["nonzero", "pairs"])
+def test_the_loss_of_drawn_negatives_equals_the_slow_reference(reduction, monkeypatch):
+    x, y = sphere(12, 4, 0.5, seed=2)
+    case = PairCase("l2", x.requires_grad_(), y)
+    loss = Margin(beta=0.6, reduction=reduction, negatives="distance_weighted").double()
+    pairs = loss.pairs(x, y)
+    # One of them is drawn twice.
+    drawn = next(draws for draws in (loss._draw(pairs) for _ in range(50)) if draws.max() > 1).tolist()
+    monkeypatch.setattr(loss, "_draw", lambda pairs: torch.tensor(drawn))
+
+    def of_draws(case):
+        queries, references = case.units()
+        total, counted = 0.0, 0
+        for i, query in enumerate(queries):
+            for j in case.positives(i):
+                term = ((query - references[j]).norm() - loss.beta + 0.2).clamp_min(0)
+                total, counted = total + term, counted + int(reduction == "pairs" or term > 0)
+            for j in case.negatives(i):
+                for _ in range(drawn[i][j]):
+                    term = (loss.beta + 0.2 - (query - references[j]).norm()).clamp_min(0)
+                    total, counted = total + term, counted + int(reduction == "pairs" or term > 0)
+        return total / counted
+
+    assert case.agrees(loss, of_draws, parameters=(loss.beta,))
+
+
+def test_draws_are_numbered_so_that_a_resumed_run_draws_the_same():
+    x, y = sphere(12, 4, 1.0)
+    loss, resumed = (Margin(negatives="distance_weighted") for _ in range(2))
+    pairs = loss.pairs(x, y)
+    torch.manual_seed(5)
+    first, second = loss._draw(pairs), loss._draw(pairs)
+    resumed.load_state_dict({**loss.state_dict(), "_extra_state": torch.tensor(1)})
+    torch.randn(3)  # what others draw does not matter
+    assert torch.equal(resumed.eval()._draw(pairs), second)
+    assert torch.equal(resumed._draw(pairs), second), "only training counts"
+    assert not torch.equal(first, second)
+    assert loss.state_dict()["_extra_state"].item() == 2
+    torch.manual_seed(6)
+    assert not torch.equal(resumed._draw(pairs), second), "another seed draws others"
+
+
+def test_samples_without_a_positive_or_without_a_negative_draw_nothing():
+    x = torch.eye(3, dtype=torch.float64)
+    loss = Margin(negatives="distance_weighted").double()
+    assert loss._draw(loss.pairs(x, torch.tensor([0, 1, 2]))).sum() == 0
+    assert loss._draw(loss.pairs(x, torch.tensor([4, 4, 4]))).sum() == 0
+    assert loss(x, torch.tensor([0, 1, 2])).item() == 0.0
+    assert loss(x, torch.tensor([4, 4, 4])).item() == pytest.approx(2**0.5 - 1.0)
+
+
+def test_distance_weighted_sampling_is_for_the_sphere():
+    with pytest.raises(ValueError, match="needs normalisation 'l2'"):
+        Margin(negatives="distance_weighted", normalisation="ball")
 
 
 def test_by_hand():

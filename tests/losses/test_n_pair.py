@@ -6,6 +6,7 @@ import pytest
 import torch
 from pytorch_metric_learning import distances as peer_distances
 from pytorch_metric_learning import losses as peer
+from pytorch_metric_learning import regularizers as peer_regularizers
 from tests.losses.similarity_weights import similarity_weights
 
 from nearkin.losses import NPair, n_pair
@@ -39,6 +40,54 @@ def test_by_hand():
     x = torch.tensor([[1.0, 0.0], [0.8, 0.6], [0.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
     expected = (math.log(1 + math.exp(-0.8)) + math.log(1 + math.exp(-0.4))) / 2
     assert NPair()(x, torch.tensor([5, 5, 2, 2])).item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("length_penalty", [0.0, 0.6])
+def test_as_sohn_has_it_equals_loops_over_vectors_of_any_length(length_penalty):
+    """Labels 4, 1, 9 have a pair; 7 has one sample, and the third of 4 takes no part: neither is penalised."""
+    torch.manual_seed(0)
+    x = (2 * torch.randn(9, 3, dtype=torch.float64)).requires_grad_()
+    labels = torch.tensor([4, 1, 4, 9, 1, 4, 7, 9, 9])
+    anchors, positives = [0, 1, 3], [2, 4, 7]
+    expected = 0.0
+    for i in range(3):
+        others = [x[anchors[i]] @ x[p] - x[anchors[i]] @ x[positives[i]] for p in positives if p != positives[i]]
+        expected = expected + torch.log(1 + sum(term.exp() for term in others)) / 3
+    for row in anchors + positives:
+        expected = expected + length_penalty / 2 * sum(number**2 for number in x[row]) / 6
+    value = NPair(length_penalty=length_penalty)(x, labels)
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad(part, x)[0] for part in (value, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+    references = (x[positives], labels[positives])
+    torch.testing.assert_close(NPair(length_penalty=length_penalty)(x[anchors], labels[anchors], *references), value)
+
+
+def test_as_sohn_has_it_agrees_with_the_peer():
+    torch.manual_seed(0)
+    x, y = 3 * torch.randn(8, 4, dtype=torch.float64), torch.arange(8) // 2
+    theirs = peer.NPairsLoss(
+        distance=peer_distances.DotProductSimilarity(normalize_embeddings=False),
+        embedding_regularizer=peer_regularizers.LpRegularizer(p=2, power=2),
+        embedding_reg_weight=0.3,
+    )
+    torch.testing.assert_close(NPair(length_penalty=0.6)(x, y), theirs(x, y))
+
+
+def test_the_length_penalty_shortens_vectors_that_the_loss_would_lengthen():
+    x, y = torch.eye(2).repeat_interleave(2, dim=0).double(), torch.tensor([0, 0, 1, 1])
+    slopes = []
+    for length_penalty in (0.0, 10.0):
+        x.grad = None
+        NPair(length_penalty=length_penalty)(x.requires_grad_(), y).backward()
+        slopes.append((x.grad * x).sum(1))
+    assert (slopes[0] < 0).all()
+    assert (slopes[1] > 0).all()
+
+
+def test_a_negative_penalty_is_refused():
+    with pytest.raises(ValueError, match="length_penalty must be at least 0"):
+        NPair(length_penalty=-1.0)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.losses.similarity_weights import similarity_weights
 from nearkin.losses import Triplet
 
 
-def slow(case, margin, squared, mining, *, reduction="nonzero", hard_pairs=False):
+def slow(case, margin, squared, mining, *, reduction="nonzero", negatives="all"):
     queries, references = case.units()
 
     def distance(a, b):
@@ -22,7 +22,7 @@ def slow(case, margin, squared, mining, *, reduction="nonzero", hard_pairs=False
     terms, triplets = [torch.zeros((), dtype=torch.float64)], 0
     for i, query in enumerate(queries):
         for j in case.positives(i):
-            for k in case.hard_negatives(i) if hard_pairs else case.negatives(i):
+            for k in case.hard_negatives(i) if negatives == "hard" else case.negatives(i):
                 triplets += 1
                 near, far = distance(query, references[j]), distance(query, references[k])
                 wanted = {"all": True, "semihard": near < far, "hard": far <= near}[mining]
@@ -42,7 +42,7 @@ def test_equals_the_slow_reference(pair_case, margin, squared, mining):
 @pytest.mark.parametrize("mining", ["all", "semihard"])
 @pytest.mark.parametrize(("reduction", "hard"), [("triplets", False), ("nonzero", True), ("triplets", True)])
 def test_means_over_all_triplets_and_hard_pairs_equal_the_slow_reference(pair_case, mining, reduction, hard):
-    options = {"reduction": reduction, "hard_pairs": hard}
+    options = {"reduction": reduction, "negatives": "hard" if hard else "all"}
     loss = Triplet(margin=0.3, squared=True, mining=mining, **options, normalisation=pair_case.normalisation)
     assert pair_case.agrees(loss, lambda case: slow(case, 0.3, True, mining, **options))
 

@@ -59,7 +59,7 @@ def test_another_objective_drops_the_options_of_the_first():
         ({"objective": {"name": "mpa", "weighting": {"nmae": "isa"}}}, [], "did you mean 'name'"),
         ({"method": {"name": "plane"}}, [], "did you mean 'plain'"),
         ({}, ["training.sampler=balanced", "training.batch_size=10"], "multiple of training.images_per_class"),
-        ({}, ["training.optimiser=rmsprop"], "one of adamw, adam, sgd"),
+        ({}, ["training.optimiser=lion"], "one of adamw, adam, rmsprop, sgd"),
         ({}, ["epochs=5"], "names a section and a key"),
         ({}, ["training.epochs=-1"], "at least 0"),
         ({}, ["protocol.test_share=1.5"], "at least 0 and below 1"),

@@ -79,7 +79,12 @@ def test_a_page_has_names_and_options_as_code():
 def test_benchmarks_say_whether_they_are_here(tmp_path):
     listed = {each["name"]: each for each in listings.list_datasets(tmp_path).records}
     assert listed["glyphs"]["here"] == "comes with nearkin"
-    assert listed["cub"]["found"] is None
+    assert (listed["glyphs"]["expected in"], listed["glyphs"]["to get it"]) == (None, None)
+    assert (listed["cub"]["found"], listed["cub"]["here"]) == (None, None)
+    assert listed["cub"]["expected in"] == str(tmp_path / "CUB_200_2011")
+    assert listed["cub"]["to get it"].startswith("nearkin datasets --download cub")
+    assert "nearkin datasets --unpack" in listed["sop"]["to get it"]
     (tmp_path / "CUB_200_2011").mkdir()
     broken = {each["name"]: each for each in listings.list_datasets(tmp_path).records}["cub"]
-    assert broken["here"] == broken["problem"] is not None
+    assert broken["here"] == f"{tmp_path / 'CUB_200_2011'}, but {broken['problem']}"
+    assert broken["to get it"] is not None

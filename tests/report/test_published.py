@@ -37,7 +37,7 @@ def test_no_value_is_given_twice():
         (("CCP", "I", "Triplet-CCP", "sop", "ksteps", "mlrc-mean"), 124),
         (("CCP", "fig2", "samples instead of proxies", "mnist", "MAP@R", "in-distribution"), 98.06),
         (("ISA", "1", "ProxyISA", "inshop", "R@1", "conventional"), 92.3),
-        (("ISA", "3", "ProxyISA w+=1/E,w-=1/E", "cars196", "MAP@R", "mlrc"), 16.3),
+        (("ISA", "3", "ProxyISA w+=1/E,w-=1/E", "cars196", "MAP@R", "conventional"), 16.3),
         (("PROFS", "1", "M-PROFS-HNCM", "sop", "R@1", "conventional"), 76.3),
         (("PROFS", "1", "Triplet-Semi", "cub", "NMI", "conventional"), 60.9),
         (("VCPA", "1", "VCPA", "cub", "R@8", "conventional"), 92.2),

@@ -249,7 +249,8 @@ def test_a_final_model_has_the_scores_of_the_run_that_chose_its_epoch():
 
 def test_worse_scores_are_said_to_be_worse_with_what_to_do():
     said = verdict(scores((0.98, 0.71), (0.97, 0.699)), PRETRAINED, FOLDER)
-    assert said.startswith("Training did not help: R@1 98.0 → 97.0, MAP@R 71.0 → 69.9. Try a smaller training.learning")
+    assert said.startswith("Training did not help: R@1 98.0 → 97.0, MAP@R 71.0 → 69.9. Try training.warmup_epochs=1")
+    assert "a smaller training.learning_rate" in said
     assert "fewer training.epochs (now 20)" in said
     assert said.endswith(
         "nearkin train 'my runs/a/recipe.yaml' training.epochs=0 encoder.dim=null -o 'my runs/a-untrained'"

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import nn
 
-from nearkin.errors import DataError, RecipeError, TrainingError, notices_to
-from nearkin.losses import catalogue
+from nearkin import losses
+from nearkin.errors import DataError, RecipeError, TrainingError
+from nearkin.losses import ProxyISA, ProxyISAWithoutPenalties, catalogue
 from nearkin.recipe import DataSection, EncoderSection
 from nearkin.runs.folder import RunFolder
 from nearkin.samplers import BalancedSampler, ClassRepresentativeSampler, RandomSampler
 from nearkin.training import build
 from nearkin.training.build import build_objective, data_of, encoder_from, eval_transform_of, start_head, transform_of
-from nearkin.training.loop import fit
+from nearkin.training.loop import HealthCheck, fit, train_step
 from nearkin.training.methods.profs import Profs
 from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
@@ -32,6 +33,36 @@ def test_the_seed_decides_the_weights_and_the_batches(state_for):
     assert batch == same_batch
     assert not all(torch.equal(a, b) for a, b in zip(weights, other, strict=True))
     assert batch != other_batch
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keeps"),
+    [
+        (["objective.name=n_pair", "objective.length_penalty=0.002"], True),
+        (["objective.name=n_pair", "objective.length_penalty=0"], True),
+        (["objective.name=n_pair"], False),
+        (
+            [
+                *("objective.name=cross_batch_memory", "objective.size=9", "objective.warmup_steps=9"),
+                *("objective.pair_loss.name=n_pair", "objective.pair_loss.length_penalty=0.002"),
+            ],
+            True,
+        ),
+    ],
+)
+def test_a_loss_may_train_on_vectors_of_any_length_and_scored_they_are_normalised(
+    state_for, next_batch, overrides, keeps
+):
+    state = state_for(*overrides, "training.sampler=balanced", "training.images_per_class=2", "training.ema_decay=0.9")
+    with torch.no_grad():
+        state.encoder.head.bias.normal_(std=10)
+    seen = []
+    state.objective.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0].detach()))
+    train_step(state, next_batch(state), HealthCheck(state))
+    assert (seen[0].norm(dim=1).min() > 2) == keeps
+    for encoder in (state.encoder, state.eval_encoder):
+        lengths = state.train_set.embed(np.arange(4), encoder=encoder).norm(dim=1)
+        torch.testing.assert_close(lengths, torch.ones(4))
 
 
 @pytest.mark.parametrize(
@@ -96,40 +127,33 @@ def test_a_memory_of_the_training_set_takes_its_size():
 
 
 @pytest.mark.parametrize(
-    ("objective", "penalties"),
+    ("objective", "in_python"),
     [
-        ({"name": "proxy_isa"}, ("none", "none")),
-        ({"name": "proxy_isa", "negative_penalty": "effective"}, ("none", "effective")),
-        ({"name": "proxy_isa", "as_released": True}, ("sigma", "effective")),
-        ({"name": "mpa", "weighting": {}}, ("none", "none")),
-        ({"name": "mpa", "weighting": {"positive_penalty": "nu"}}, ("nu", "none")),
-        ({"name": "mpa", "weighting": {"as_released": True}}, ("sigma", "effective")),
+        ({"name": "proxy_isa"}, ProxyISA(5, 4)),
+        ({"name": "proxy_isa_without_penalties"}, ProxyISAWithoutPenalties(5, 4)),
+        ({"name": "proxy_isa", "as_released": True}, ProxyISA(5, 4, as_released=True)),
+        ({"name": "proxy_anchor", "weighting": "isa"}, ProxyISA(5, 4)),
+        ({"name": "proxy_anchor", "weighting": {"as_released": True}}, ProxyISA(5, 4, as_released=True)),
     ],
+    ids=str,
 )
-def test_isas_penalties_are_off_where_nothing_is_said(objective, penalties):
-    weighting = built(objective).weighting
-    assert (weighting.positive_penalty, weighting.negative_penalty) == penalties
+def test_isa_in_a_recipe_has_the_defaults_of_the_class(objective, in_python):
+    loss = built(objective)
+    assert (loss.alpha, loss.margin) == (in_python.alpha, in_python.margin)
+    names = losses.options(losses.InformativeSampleWeights).keys()
+    ours, theirs = ({name: getattr(x.weighting, name) for name in names} for x in (loss, in_python))
+    size = 55_000 if theirs["as_released"] else 77  # only a recipe knows how many training images there are
+    assert ours == {**theirs, "memory_size": size}
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        ([], "objective.negative_penalty=effective objective.positive_penalty=sigma"),
-        (["objective.positive_penalty=none"], "ISA trains without its negative_penalty: "),
-        (["objective.positive_penalty=sigma", "objective.negative_penalty=effective"], None),
-        (["objective.as_released=true"], None),
-        (["objective.name=proxy_anchor"], None),
-        (["objective.name=mpa", "objective.weighting=isa"], "objective.weighting.negative_penalty=effective"),
-        (["objective.name=mpa"], None),
-    ],
-)
-def test_it_is_said_that_isas_penalties_are_off(state_for, overrides, said):
-    heard = []
-    with notices_to(heard.append):
-        state_for("objective.name=proxy_isa", *overrides)
-    told = [each for each in heard if each.startswith("ISA ")]
-    assert len(told) == (said is not None)
-    assert said is None or said in told[0]
+def test_proxy_isa_in_a_recipe_is_the_published_loss():
+    """Section 4.1 gives all of these but where the memory ends, σ and 1/E by equation (16)."""
+    isa = built({"name": "proxy_isa"})
+    weighting = isa.weighting
+    assert (isa.alpha, isa.margin, weighting.volume, weighting.hardness) == (32, 0.1, 100, 0.15)
+    assert (weighting.sensitivity, weighting.search_margin, weighting.decay) == (0.9, 0.1, 1.5)
+    assert (weighting.positive_penalty, weighting.negative_penalty) == ("sigma", "effective")
+    assert (weighting.memory_from, weighting.filter_from, weighting.filter_after) == (1, 2, 0)
 
 
 def test_what_is_erased_has_the_mean_colour_of_the_backbone(state_for):

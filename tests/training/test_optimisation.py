@@ -22,7 +22,7 @@ from nearkin.runs.run import run
 from nearkin.runs.trained_run import load_run
 from nearkin.training import checkpoint
 from nearkin.training.loop import HealthCheck, fit, train_step
-from nearkin.training.optimisation import ProximalTerm, WeightEma
+from nearkin.training.optimisation import ProximalTerm, WeightEma, build_optimiser
 from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
@@ -51,6 +51,35 @@ def test_how_long_adam_remembers_squares(state_for, next_batch, optimiser):
     torch.testing.assert_close(moments["exp_avg_sq"], 0.25 * (10 * moments["exp_avg"]).square())
     usual = state_for(f"training.optimiser={optimiser}").optimiser
     assert {group["betas"] for group in usual.param_groups} == {(0.9, 0.999)}
+
+
+def test_rmsprop_by_hand(recipe_for):
+    """Squares with a memory of 0.99, decay in the gradient, momentum of the scaled gradients; both of one number."""
+    section = recipe_for(
+        "training.optimiser=rmsprop", "training.momentum=0.8", "training.epsilon=0.05", "training.weight_decay=0.3"
+    ).training
+    parameter = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    optimiser = build_optimiser([{"params": [parameter], "lr": 0.1}], section)
+    weight, square, momentum = 2.0, 0.0, 0.0
+    for slope in (1.0, -0.5, 0.25):
+        gradient = slope + 0.3 * weight
+        square = 0.99 * square + 0.01 * gradient**2
+        momentum = 0.8 * momentum + gradient / (math.sqrt(square) + 0.05)
+        weight -= 0.1 * momentum
+        parameter.grad = torch.tensor([slope], dtype=torch.float64)
+        optimiser.step()
+        assert parameter.item() == pytest.approx(weight, rel=1e-12)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw"])
+def test_a_large_epsilon_makes_small_gradients_take_small_steps(recipe_for, optimiser):
+    section = recipe_for(f"training.optimiser={optimiser}", "training.epsilon=0.01", "training.weight_decay=0").training
+    parameter = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    optimiser = build_optimiser([{"params": [parameter], "lr": 0.1}], section)
+    parameter.grad = torch.tensor([1.0, 1e-4], dtype=torch.float64)
+    optimiser.step()
+    expected = [-0.1 * g / (g + 0.01) for g in (1.0, 1e-4)]
+    torch.testing.assert_close(parameter.detach(), torch.tensor(expected, dtype=torch.float64))
 
 
 def test_a_trained_margin_does_not_take_the_proxies_rate(state_for):

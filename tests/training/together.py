@@ -59,6 +59,7 @@ LOSSES = {name: {} for name in sorted(catalogue())} | {
     "hinge+isa": {"weighting": weighting},
     "proxy_anchor+isa": {"weighting": weighting},
     "mpa+isa": {"weighting": weighting},
+    "margin+drawn": {"negatives": "distance_weighted"},
     "mpa+max": {"class_similarity": "max"},
     "mpa+mean": {"class_similarity": "mean"},
     # With so few classes and dimensions a smaller τ makes the Newton steps overshoot.

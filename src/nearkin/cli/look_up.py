@@ -1,28 +1,28 @@
-"""Commands to look something up: list, cache."""
+"""Commands to look something up: list, datasets, cache."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
 from nearkin.cli import options
-from nearkin.cli._app import LOOK_UP, app, confirm, say
+from nearkin.cli._app import LOOK_UP, app, confirm, progress_bar, say
 
 
 @app.command("list", rich_help_panel=LOOK_UP)
 def list_(
     what: Annotated[
-        Literal["recipes", "keys", "losses", "methods", "backbones", "scores", "plots", "datasets"],
+        Literal["recipes", "keys", "losses", "methods", "backbones", "scores", "plots"],
         typer.Argument(
             metavar="WHAT",
             help="recipes; keys of a recipe, with defaults and meanings; losses, methods, backbones and scores, with "
-            "their options; plots, the figures of 'nearkin plot'; datasets, the benchmarks found on this machine.",
+            "their options; plots, the figures of 'nearkin plot'.",
         ),
     ],
-    data_root: options.DataRoot = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
     as_json: options.Json = False,
 ) -> None:
@@ -32,20 +32,56 @@ def list_(
 
     [bold]nearkin list losses[/bold]  names for objective.name, with their options
     """
-    from nearkin.report.listings import LISTINGS, list_datasets
+    from nearkin.report.listings import LISTINGS
 
     if what == "recipes":
-        from nearkin.studies.expected_scores import list_recipes
+        from nearkin.studies.recipe_scores import list_recipes
 
-        listing = list_recipes(expected=markdown)
-    elif what == "datasets":
-        listing = list_datasets(data_root)
+        listing = list_recipes()
     else:
         listing = LISTINGS[what]()
     if as_json:
         print(json.dumps(list(listing.records)))
     elif markdown:
         print(listing.page(), end="")
+    else:
+        Console().print(listing.terminal(), highlight=False)
+
+
+@app.command(rich_help_panel=LOOK_UP)
+def datasets(
+    download: Annotated[
+        list[str] | None, typer.Option("--download", metavar="NAME", help="Download and unpack it. Repeat for more.")
+    ] = None,
+    unpack: Annotated[
+        list[Path] | None,
+        typer.Option("--unpack", metavar="FILE", help="Unpack this published archive or list. Repeat for more."),
+    ] = None,
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """List the benchmarks, where they are on this machine and how to get them, or bring them here.
+
+    [bold]nearkin datasets --download cub[/bold]  where address and checksum are known; an interrupted one continues
+
+    [bold]nearkin datasets --unpack Stanford_Online_Products.zip[/bold]  to where recipes find it
+
+    What was brought is read once, and its images and classes are counted. Without --data-root and NEARKIN_DATA it goes
+    to data/.
+    """
+    from nearkin.data import archives, source
+    from nearkin.report.listings import list_datasets
+
+    if download or unpack:
+        root = source.data_root(data_root) or Path("data")
+        with progress_bar("MB", verbose) as bar:
+            lines = archives.obtain(root, download or [], unpack or [], lambda n, of: bar(n // 10**6, of // 10**6))
+        print(json.dumps(lines) if as_json else "\n".join(lines))
+        return
+    listing = list_datasets(data_root)
+    if as_json:
+        print(json.dumps(list(listing.records)))
     else:
         Console().print(listing.terminal(), highlight=False)
 

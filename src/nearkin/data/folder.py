@@ -125,7 +125,7 @@ def check_is_list(path: Path) -> None:
 
 
 def suggest_path(missing: Path) -> str:
-    """A clause on the path that was probably meant, by the first part of it that does not exist."""
+    """A clause on the paths that were probably meant, by the first part of it that does not exist."""
     below: list[str] = []
     while not missing.parent.exists():
         below.insert(0, missing.name)
@@ -134,12 +134,9 @@ def suggest_path(missing: Path) -> str:
         names = {name.casefold(): name for name in sorted(os.listdir(missing.parent))}
     except OSError:
         return ""
-    near = difflib.get_close_matches(missing.name.casefold(), names, n=1)
-    if not near:
-        return ""
-    meant = missing.parent / names[near[0]]
-    whole = meant.joinpath(*below)
-    return f"; did you mean {str(whole if whole.exists() else meant)!r}?"
+    near = [missing.parent / names[name] for name in difflib.get_close_matches(missing.name.casefold(), names)]
+    near = [path.joinpath(*below) if path.joinpath(*below).exists() else path for path in near]
+    return f"; did you mean {' or '.join(repr(str(path)) for path in near)}?" if near else ""
 
 
 FolderPath = tuple[str, ...]

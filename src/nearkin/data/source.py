@@ -45,7 +45,7 @@ def read_source(
     if any(mark in text for mark in "/\\. ~"):
         raise DataError(f"there is no folder or manifest {str(path)!r}{suggest_path(path)}")
     near = suggest_path(path) or f": {did_you_mean(text, benchmarks())}"
-    raise DataError(f"{text!r} is neither a folder or manifest here nor a benchmark{near}")
+    raise DataError(f"{text!r} is neither a folder or manifest here nor one of 'nearkin datasets'{near}")
 
 
 def collect_images(

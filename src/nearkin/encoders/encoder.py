@@ -139,6 +139,8 @@ class Encoder(nn.Module):
                 nn.init.zeros_(self.head.bias)
         self.normalisation: Normalisation = normalisation
         self._skips_normalisation = False
+        self.keeps_length_in_training = False
+        """Whether embeddings are normalised in evaluation mode only, for a loss to which their length counts."""
         self.freeze_batch_norm = freeze_batch_norm
         self.channels_last = channels_last
         norms = [module for module in backbone.modules() if isinstance(module, _BatchNorm)]
@@ -176,7 +178,8 @@ class Encoder(nn.Module):
         embeddings = self.head(features)
         with full_precision(embeddings.device.type):
             embeddings = at_least_float32(embeddings)
-            return embeddings if self._skips_normalisation else normalise(embeddings, self.normalisation)
+            raw = self._skips_normalisation or (self.training and self.keeps_length_in_training)
+            return embeddings if raw else normalise(embeddings, self.normalisation)
 
     def without_head(self) -> Encoder:
         """The same backbone and pooling without the projection; weights are shared.

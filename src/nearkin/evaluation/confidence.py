@@ -191,7 +191,7 @@ def learn_confidence(
     fold = (np.random.default_rng(0).permutation(len(classes)) % FOLDS)[class_rank]
     depth = VOTERS + int(np.minimum(sizes[classes], MOST_PASSED_OVER).max())
     rows, scores = search(unseen, min(len(labels) - 1, depth))
-    members = _members(labels, np.unique(labels[rows]))
+    members = _members(labels, np.unique(np.append(labels[rows], labels[unseen])))
     profiles = {label: ClassProfile.of(take(voters), distance) for label, voters in members.items()}
     typical_spread = float(np.nanmean([profile.spread for profile in profiles.values()]))
 

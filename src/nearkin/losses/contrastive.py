@@ -29,8 +29,8 @@ class Contrastive(PairLoss):
         reduction: ``"nonzero"`` averages the non-zero terms of each kind and adds the two means; ``"pairs"`` divides
             the sum of all terms by the number of pairs.
         power: q, 1 or 2.
-        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the
-            hard mining of PROFS (section 5.3).
+        negatives: ``"all"`` negative pairs of each sample, or its ``"hard"`` ones: the nearest, as many as it has
+            positive pairs (PROFS, section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:
@@ -49,21 +49,22 @@ class Contrastive(PairLoss):
         neg_margin: float = 0.5,
         reduction: Literal["nonzero", "pairs"] = "nonzero",
         power: Literal[1, 2] = 1,
-        hard_pairs: bool = False,
+        negatives: Literal["all", "hard"] = "all",
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
         check_choice("nonzero", "pairs", reduction=reduction)
+        check_choice("all", "hard", negatives=negatives)
         if power not in (1, 2):
             raise ValueError(f"power must be 1 or 2, got {power!r}")
         self.pos_margin = pos_margin
         self.neg_margin = neg_margin
         self.reduction = reduction
         self.power = power
-        self.hard_pairs = hard_pairs
+        self.negatives = negatives
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
-        if self.hard_pairs:
+        if self.negatives == "hard":
             pairs = hardest_negatives(pairs)
         distance = pairs.distance()
         pull = pairs.positive & (distance > self.pos_margin)

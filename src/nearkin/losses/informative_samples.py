@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nearkin.numerics import check_at_least, check_choice, check_positive
 
-PositivePenalty = Literal["sigma", "nu", "effective", "none"]
+PositivePenalty = Literal["sigma", "nu", "effective", "none", "uniform"]
 NegativePenalty = Literal["effective", "none"]
 
 _RELEASED_MEMORY = 55_000
@@ -42,9 +42,9 @@ class InformativeSampleWeights(nn.Module):
 
     (equations 8, 10, 14, 15, 17). A sample of similarity s is too easy for c above L, an outlier below L − η and
     informative between: :math:`\omega^+ = 1+\sigma` where it is informative, else σ; and a negative counts
-    :math:`\omega^- = 1/\max(1, E)` where :math:`s < L - \eta`, else 1 (equation 16). Before the filter is on, and for
-    a class with nothing in memory or of which fewer than ``filter_after`` samples have been seen, all weights are 1.
-    They carry no gradient.
+    :math:`\omega^- = 1/\max(1, E)` where :math:`s < L - \eta`, else 1 (equation 16). Negatives are weighed as soon as
+    the class is in memory, positives once the filter is on too (algorithm 1). All weights of a class are 1 while it has
+    nothing in memory, or while fewer than ``filter_after`` of its samples have been seen. They carry no gradient.
 
     Give it to a loss as ``weighting=``: its formula asks for :meth:`weights`, and after a training step it calls
     :meth:`update`. Its state is in ``state_dict``. A step costs O(memory_size · dim) and never makes the host wait.
@@ -52,15 +52,16 @@ class InformativeSampleWeights(nn.Module):
     Args:
         num_classes: number of training classes, C.
         dim: dimension of the embeddings.
-        memory_size: T, the most embeddings kept, which the paper does not give: the number of training images is a
-            good choice. Default: 50 per class, at most 55,000.
+        memory_size: T, the most embeddings kept, which the paper does not give: take the number of training images, as
+            a recipe does. Default: 50 per class, at most 55,000.
         volume: V, the number of samples that fill a class.
         hardness: h, scales the mean similarity of a class in memory down to where samples begin to be easy.
         sensitivity: k, how much further the search for informative samples goes in a hard class.
         search_margin: λ, added to the search length.
         decay: τ, when the positive weights begin to fall.
         positive_penalty: what replaces σ in the weights of positives (table 3): ``"sigma"`` itself, ``"nu"``,
-            ``"effective"`` for 1/max(1, E), or ``"none"`` for 1.
+            ``"effective"`` for 1/max(1, E), or ``"none"`` for 1, so that informative positives count 2. With
+            ``"uniform"`` every positive counts 1, informative or not, as in the table's first two columns.
         negative_penalty: what easy negatives count: ``"effective"`` for 1/max(1, E), as published, or ``"none"`` for 1.
             A weight multiplies the exponent: an easy negative's, far below zero, becomes nearly zero, and the more
             there are of them the less the hard ones are pushed away.
@@ -68,8 +69,8 @@ class InformativeSampleWeights(nn.Module):
         filter_from: epoch, counted from 0, with which the filter goes on. Default: 2, as released 3.
         filter_after: samples of a class that have to be seen before the filter acts on it, not in the paper.
         as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
-            yet, negative weights that act from the first step, whether the filter is on or not, and memory and filter
-            an epoch later.
+            yet, so that its negatives are weighed from the first step, and memory and filter an epoch later. A recipe
+            adds ``training.max_grad_value=10``, their clipping.
 
     Example:
         >>> weighting = InformativeSampleWeights(num_classes=10, dim=8)
@@ -159,12 +160,12 @@ class InformativeSampleWeights(nn.Module):
     @torch.no_grad()
     def weights(self, similarities: Tensor, labels: Tensor) -> PairWeights | None:
         """Weights for class similarities ``[N, C]`` and labels ``[N]``; None stands for weights of 1 throughout."""
-        if not (self.filter_on or self.as_released):
+        if not (self.memory_on or self.filter_on or self.as_released):
             return None
         at = self._thresholds(similarities.dtype)
         negative = torch.where(similarities < at.outlier, at.easy_negative, 1.0)
         positive = torch.ones_like(similarities[:, 0])
-        if self.filter_on:
+        if self.filter_on and self.positive_penalty != "uniform":
             positive = at.positive[labels] + self.judgement(similarities, labels).informative
         return PairWeights(positive, negative)
 
@@ -229,7 +230,7 @@ class InformativeSampleWeights(nn.Module):
         if self.positive_penalty == "sigma":
             decayed = (effective + (self.decay - self.volume)).sigmoid_()
             positive = (bound - 1.0).mul_(decayed).mul_(1.0 + math.exp(-self.decay)).add_(1.0)
-        elif self.positive_penalty == "none":
+        elif self.positive_penalty in ("none", "uniform"):
             positive = torch.ones_like(bound)
         else:
             positive = bound if self.positive_penalty == "nu" else share

@@ -1,16 +1,20 @@
-"""Margin loss: a learned boundary between near and far."""
+"""Margin loss: a learned boundary between near and far, and distance-weighted sampling."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from nearkin.losses.pair_loss import PairLoss, Pairs, hardest_negatives
-from nearkin.numerics import Normalisation, check_choice
+from nearkin.numerics import EXCLUDED, Normalisation, check_choice
 
 __all__ = ["Margin"]
+
+NEAREST, FARTHEST = 0.5, 1.4
+"""A negative nearer than the first weighs as one at that distance, and one beyond the second nothing."""
 
 
 class Margin(PairLoss):
@@ -20,19 +24,19 @@ class Margin(PairLoss):
         [d - \beta + \delta]_+ \text{ for positive pairs}, \qquad [\beta + \delta - d]_+ \text{ for negative pairs}
 
     with :math:`d` the Euclidean distance of the normalised vectors. :class:`~nearkin.losses.Contrastive` with the
-    margins β − δ and β + δ, except that β is a Parameter and that the two kinds of pairs weigh the same: each positive
-    pair of an anchor meets each of its negative pairs, the mean of what Wu et al. draw. Needs batches in which classes
-    have at least two samples, or references.
+    margins β − δ and β + δ, except that β is a Parameter and that the two kinds of pairs weigh the same. Needs batches
+    in which classes have at least two samples, or references.
 
     Args:
         margin: δ, half the width of the band around the boundary.
         beta: start of the boundary β; ``loss.beta`` is the Parameter and belongs in the optimiser.
-        reduction: ``"nonzero"`` counts a positive pair once for each negative of its anchor, a negative pair once for
-            each positive, and averages the non-zero terms; ``"pairs"`` divides the plain sum by the number of pairs,
+        reduction: ``"nonzero"`` averages the non-zero terms; ``"pairs"`` divides the plain sum by the number of pairs,
             equation (3.3) of the PROFS paper.
-        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the
-            hard mining of PROFS (section 5.3).
-        normalisation: ``"l2"`` or ``"ball"``.
+        negatives: ``"all"`` negative pairs of each sample; its ``"hard"`` ones: the nearest, as many as it has positive
+            pairs (PROFS, section 5.3); or ``"distance_weighted"``: for each positive pair one negative of its anchor is
+            drawn, as Wu et al. do (:func:`sampling_weights`). With the first two and ``"nonzero"`` each positive pair
+            counts once for each negative of its anchor, and each negative pair once for each positive.
+        normalisation: ``"l2"`` or ``"ball"``; distance-weighted sampling is for the unit sphere, ``"l2"``.
 
     Example:
         >>> loss = Margin(beta=1.2, margin=0.2)
@@ -48,27 +52,83 @@ class Margin(PairLoss):
         margin: float = 0.2,
         beta: float = 1.2,
         reduction: Literal["nonzero", "pairs"] = "nonzero",
-        hard_pairs: bool = False,
+        negatives: Literal["all", "hard", "distance_weighted"] = "all",
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
         check_choice("nonzero", "pairs", reduction=reduction)
+        check_choice("all", "hard", "distance_weighted", negatives=negatives)
+        if negatives == "distance_weighted" and normalisation != "l2":
+            raise ValueError(
+                "negatives='distance_weighted' is for the unit sphere: it needs normalisation 'l2', not 'ball'"
+            )
         self.margin = margin
         self.beta = nn.Parameter(torch.tensor(float(beta)))
         self.reduction = reduction
-        self.hard_pairs = hard_pairs
+        self.negatives = negatives
+        self.steps = 0
+        """Calls in training mode, which number the random draws: a resumed run and every process draw the same."""
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
-        if self.hard_pairs:
+        if self.negatives == "hard":
             pairs = hardest_negatives(pairs)
         distance = pairs.distance()
         beta = self.beta.to(distance.dtype)
         pull = torch.where(pairs.positive, (distance - beta + self.margin).clamp_min(0.0), 0.0)
         push = torch.where(pairs.negative, (beta + self.margin - distance).clamp_min(0.0), 0.0)
-        terms = pull + push
+        terms, times = pull + push, self._times(pairs)
+        counted = times if self.reduction == "pairs" else times * (terms > 0)
+        return (times * terms).sum() / counted.sum().clamp_min(1)
+
+    def _times(self, pairs: Pairs) -> Tensor:
+        """How often each pair counts, ``[N, M]``."""
+        if self.negatives == "distance_weighted":
+            return pairs.positive + self._draw(pairs)
         if self.reduction == "pairs":
-            return terms.sum() / (pairs.positive | pairs.negative).sum().clamp_min(1)
+            return pairs.positive | pairs.negative
         positives = pairs.positive.sum(dim=1, keepdim=True)
         negatives = pairs.negative.sum(dim=1, keepdim=True)
-        times = torch.where(pairs.positive, negatives, positives)
-        return (times * terms).sum() / (times * (terms > 0)).sum().clamp_min(1)
+        return torch.where(pairs.positive, negatives, positives)
+
+    @torch.no_grad()
+    def _draw(self, pairs: Pairs) -> Tensor:
+        """How often each negative pair is drawn, ``[N, M]``: of each sample as many as it has positive pairs."""
+        weights = sampling_weights(pairs)
+        # Neighbouring seeds would give related numbers, so they are scattered.
+        seed = np.random.SeedSequence((torch.initial_seed(), self.steps)).generate_state(1, np.uint64)
+        generator = torch.Generator(weights.device).manual_seed(int(seed[0]) >> 1)
+        self.steps += self.training
+        drawn = torch.rand(weights.shape, generator=generator, dtype=weights.dtype, device=weights.device)
+        shares = weights.cumsum(dim=1)
+        index = torch.searchsorted(shares, drawn * shares[:, -1:], right=True).clamp_max(weights.shape[1] - 1)
+        wanted = torch.arange(weights.shape[1], device=weights.device) < pairs.positive.sum(dim=1, keepdim=True)
+        return torch.zeros_like(index).scatter_add_(1, index, wanted.long()) * (weights > 0)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.steps)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.steps = int(state)
+
+
+@torch.no_grad()
+def sampling_weights(pairs: Pairs) -> Tensor:
+    r"""With which probability a sample's negative pairs are drawn, ``[N, M]`` (Wu et al., section 4).
+
+    Two random points of the unit sphere are :math:`d` apart with a density :math:`q(d) \propto
+    d^{D-2}\,(1 - d^2/4)^{(D-3)/2}`, nearly always about √2. Weighted by :math:`1/q(d)`, all distances are drawn alike.
+    ``NEAREST`` bounds the weight, as very near negatives make noisy gradients, and those beyond ``FARTHEST``
+    cost nothing; both are as released. Where a sample has no nearer one, all its negatives are drawn alike.
+
+    Example:
+        >>> sampling_weights(Margin().pairs(torch.eye(3), torch.tensor([0, 0, 1])))[2]
+        tensor([0.5000, 0.5000, 0.0000])
+    """
+    distance, dim = pairs.distance(), pairs.queries.shape[1]
+    near = pairs.negative & (distance < FARTHEST)
+    d = distance.clamp(NEAREST, FARTHEST)
+    log_weights = (2.0 - dim) * d.log() - (dim - 3.0) / 2 * (1.0 - d.square() / 4).log()
+    log_weights = torch.where(near, log_weights, EXCLUDED)
+    only_far = torch.where(pairs.negative, 0.0, EXCLUDED)
+    weights = torch.where(near.any(dim=1, keepdim=True), log_weights, only_far).softmax(dim=1)
+    return weights * pairs.negative

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nearkin.losses.pair_loss import PairLoss, Pairs, mean_where, products
-from nearkin.numerics import log_sum_exp_where
+from nearkin.numerics import Normalisation, check_at_least, log_sum_exp_where
 
 __all__ = ["NPair"]
 
@@ -18,15 +18,19 @@ class NPair(PairLoss):
     .. math::
         \log\Big(1+\sum_{n}e^{s_{an}-s_{ap}}\Big), \quad \text{averaged over the pairs of anchor and positive}
 
-    with :math:`s` the inner product of the normalised vectors. Without references the first sample of a class is its
+    with :math:`s` the inner product of the vectors. Without references the first sample of a class is its
     anchor, the second its positive, and the positives of the other classes are the anchor's negatives; further
     samples, and classes with only one, are left out, so batches should hold two samples per class. With references
     every sample is an anchor, every reference of its class a positive, and those of other classes its negatives.
 
-    Sohn adds a penalty on the length of the vectors; here they are normalised, as in pytorch-metric-learning.
+    Normalised vectors have inner products of 1 at most, which keeps the softmax nearly flat. Sohn leaves the vectors as
+    long as they are and adds :math:`\tfrac{\lambda}{2}` times the mean of :math:`\lVert x\rVert^2` over anchors and
+    positives: ``NPair(length_penalty=0.002)``. He gives no λ; this one is TensorFlow's. In a training run the network
+    then keeps the lengths too, and its embeddings are normalised only where they are scored or searched.
 
     Args:
-        normalisation: ``"l2"`` or ``"ball"``.
+        length_penalty: λ, for vectors that keep their length; None for normalised ones without a penalty.
+        normalisation: ``"l2"`` or ``"ball"``, of vectors that are normalised.
 
     Example:
         >>> loss = NPair()
@@ -36,9 +40,20 @@ class NPair(PairLoss):
 
     representatives = "positives"
 
+    def __init__(self, *, length_penalty: float | None = None, normalisation: Normalisation = "l2") -> None:
+        super().__init__(normalisation=normalisation)
+        check_at_least(0, length_penalty=length_penalty)
+        self.length_penalty = length_penalty
+        self.keeps_length = length_penalty is not None
+
     def from_pairs(self, pairs: Pairs) -> Tensor:
         negatives = log_sum_exp_where(pairs.similarity, pairs.negative, dim=1)
-        return mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)
+        value = mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)
+        if self.length_penalty:
+            for vectors, across in ((pairs.queries, 1), (pairs.references, 0)):
+                taking_part = pairs.positive.any(across)
+                value = value + self.length_penalty / 4 * mean_where(vectors.square().sum(1), taking_part)
+        return value
 
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
         anchors, positives, exists = _first_two(labels)

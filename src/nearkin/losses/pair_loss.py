@@ -70,6 +70,8 @@ class PairLoss(nn.Module):
     """
 
     representatives: ClassVar[Literal["anchors", "balanced anchors", "positives"]] = "anchors"
+    keeps_length: bool = False
+    """Whether it takes vectors as long as they are, so that the network must not normalise them in training."""
 
     def __init__(self, *, normalisation: Normalisation = "l2") -> None:
         super().__init__()
@@ -126,7 +128,8 @@ class PairLoss(nn.Module):
         return Pairs(queries, queries, products(queries, queries), positive, ~same, within_batch=True)
 
     def _normalised(self, x: Tensor) -> Tensor:
-        return normalise(at_least_float32(x), self.normalisation)
+        x = at_least_float32(x)
+        return x if self.keeps_length else normalise(x, self.normalisation)
 
 
 def hardest_negatives(pairs: Pairs) -> Pairs:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 from nearkin.catalogue import keyword_options
@@ -23,10 +24,11 @@ class ProxyISA(ProxyAnchor):
 
     (equation 13): :class:`~nearkin.losses.ProxyAnchor` with an adaptive weight ω for every pair of sample and proxy,
     which :class:`~nearkin.losses.InformativeSampleWeights` explains; :math:`\bar\omega_c` are their means
-    over the class's positives and negatives in the batch. While the filter is off it is Proxy-Anchor exactly.
+    over the class's positives and negatives in the batch. While the memory is off it is Proxy-Anchor exactly.
 
-    The memory goes on with the second epoch and the filter with the third (section 4.1). In a loop of your own call
-    ``begin_epoch`` with the epoch, counted from 0.
+    The memory goes on with the second epoch, and negatives are weighed from then on; the filter goes on with the third,
+    and positives are weighed too (section 4.1, algorithm 1). In a loop of your own call ``begin_epoch`` with the epoch,
+    counted from 0.
 
     Args:
         num_classes: number of training classes, C.
@@ -53,10 +55,14 @@ class ProxyISA(ProxyAnchor):
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
 
 
-# The weighting's options are listed once, in its own constructor. Recipes and help read them here too.
-ProxyISA.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [
-        *[p for p in inspect.signature(ProxyISA, eval_str=True).parameters.values() if p.name != "options"],
-        *keyword_options(InformativeSampleWeights).values(),
-    ]
-)
+def with_weighting_options(loss: type[ProxyAnchor], *, without: Collection[str] = ()) -> inspect.Signature:
+    """The signature of ``loss`` with the weighting's options in the place of ``**options``.
+
+    They are listed once, in the weighting's own constructor. Recipes and help read them here too.
+    """
+    kept = [p for p in inspect.signature(loss, eval_str=True).parameters.values() if p.name != "options"]
+    options = keyword_options(InformativeSampleWeights).items()
+    return inspect.Signature([*kept, *(option for name, option in options if name not in without)])
+
+
+ProxyISA.__signature__ = with_weighting_options(ProxyISA)  # type: ignore[attr-defined]

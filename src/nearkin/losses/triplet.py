@@ -32,8 +32,8 @@ class Triplet(PairLoss):
             than the margin; ``"hard"``: those whose negative is at most as far as the positive.
         reduction: ``"nonzero"`` averages the triplets whose term is not zero; ``"triplets"`` all of them, equation
             (3.2) of the PROFS paper, where those that ``mining`` leaves out count as zero.
-        hard_pairs: keep of each sample's negative pairs only the nearest, as many as it has positive pairs: the
-            hard mining of PROFS (section 5.3).
+        negatives: ``"all"`` negative pairs of each sample, or its ``"hard"`` ones: the nearest, as many as it has
+            positive pairs (PROFS, section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
 
     Example:
@@ -51,21 +51,22 @@ class Triplet(PairLoss):
         squared: bool = False,
         mining: Literal["all", "semihard", "hard"] = "all",
         reduction: Literal["nonzero", "triplets"] = "nonzero",
-        hard_pairs: bool = False,
+        negatives: Literal["all", "hard"] = "all",
         normalisation: Normalisation = "l2",
     ) -> None:
         super().__init__(normalisation=normalisation)
         check_positive(margin=margin)
         check_choice("all", "semihard", "hard", mining=mining)
         check_choice("nonzero", "triplets", reduction=reduction)
+        check_choice("all", "hard", negatives=negatives)
         self.margin = margin
         self.squared = squared
         self.mining = mining
         self.reduction = reduction
-        self.hard_pairs = hard_pairs
+        self.negatives = negatives
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
-        if self.hard_pairs:
+        if self.negatives == "hard":
             pairs = hardest_negatives(pairs)
         distance = pairs.distance(squared=self.squared)
         with torch.no_grad():

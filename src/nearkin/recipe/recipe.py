@@ -239,16 +239,19 @@ class TrainingSection:
     """``random``: any images; ``balanced``: ``images_per_class`` images of each of some classes."""
     images_per_class: Positive = 4
     """Images of one class in a balanced batch."""
-    optimiser: Literal["adamw", "adam", "sgd"] = "adamw"
-    """The optimiser: ``adamw``, ``adam`` or ``sgd``."""
+    optimiser: Literal["adamw", "adam", "rmsprop", "sgd"] = "adamw"
+    """The optimiser: ``adamw``, ``adam``, ``rmsprop`` or ``sgd``."""
     learning_rate: NonNegative = 1e-4
     """Learning rate of the backbone, and of what the loss learns other than proxies."""
     weight_decay: NonNegative = 1e-4
     """For all parameters; decoupled from the gradient with adamw, added to it with the others."""
     momentum: NonNegative = 0.9
-    """For SGD."""
+    """For SGD and RMSprop."""
     beta2: Share = 0.999
-    """Decay rate of the second moments of Adam and AdamW."""
+    """Decay rate of the second moments of Adam and AdamW; RMSprop's is 0.99."""
+    epsilon: NonNegative = 1e-8
+    """Added to the root of the second moments: with the 0.01 of SoftTriple's and ProxyGML's code small gradients take
+    small steps."""
     layer_decay: Factor = 1.0
     """Factor of the learning rate from each block of a vision transformer to the one before it, such as 0.65."""
     head_lr_multiplier: NonNegative = 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import MOST_SEEDS, Difference, Seed, difference_by_seed
@@ -31,10 +31,17 @@ class Comparison:
         scores: Callable[[str], Mapping[Seed, float]],
         base: str,
         base_scores: Callable[[str], Mapping[Seed, float]],
+        *,
+        collapsed: bool = False,
     ) -> Comparison | None:
-        """By the scores of :data:`COMPARED`, each by seed; None where the two have none of them in common."""
+        """By the scores of :data:`COMPARED`, each by seed; None where the two have none of them in common.
+
+        Where a network of one of the two collapsed, the difference decides nothing and has no interval.
+        """
         pairs = {name: difference_by_seed(scores(name), base_scores(name)) for name in COMPARED}
         differences = {name: difference for name, difference in pairs.items() if difference is not None}
+        if collapsed:
+            differences = {name: replace(it, interval=None, more_seeds=None) for name, it in differences.items()}
         return cls(title, base, differences) if differences else None
 
 

@@ -207,11 +207,12 @@ def _field_docstrings(section: type) -> dict[str, str]:
 
 
 def list_datasets(given: Path | None) -> Listing:
-    """The benchmarks, and which of them are below the data root."""
+    """The benchmarks: where they are below the data root, or are expected and how to get them."""
     root, records = data_root(given), []
     for benchmark in benchmarks().values():
         folder = benchmark.find(root or Path("data"))
         problem = benchmark.problem(folder) if folder else None
+        expected = (root or Path("data")) / benchmark.folders[0] if benchmark.folders else None
         location = "comes with nearkin" if benchmark.embedded else folder and str(folder)
         counts = {split: list(pair) for split, pair in benchmark.counts.items()}
         records.append(
@@ -222,12 +223,15 @@ def list_datasets(given: Path | None) -> Listing:
                 "images (classes)": ", ".join(f"{split} {n:,} ({c:,})" for split, (n, c) in counts.items()),
                 "home": benchmark.home,
                 "found": location,
-                "here": problem or location,
+                "here": f"{location}, but {problem}" if problem else location,
                 "problem": problem,
+                "expected in": None if location else str(expected),
+                "to get it": None if location and not problem else benchmark.how_to_get,
             }
         )
     where = f"under {root}" if root else "(name their folder with --data-root or NEARKIN_DATA)"
-    return Listing(f"Benchmarks {where}", "", ("name", "title", "images (classes)", "here"), tuple(records))
+    columns = ("name", "title", "images (classes)", "here", "expected in", "home", "to get it")
+    return Listing(f"Benchmarks {where}", "", columns, tuple(records))
 
 
 def summary_of(part: Any) -> str:

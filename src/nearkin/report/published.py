@@ -26,7 +26,7 @@ class Published:
     backbone: str
     dim: int
     protocol: str
-    """``conventional``, ``in-distribution``, ``mlrc``, or ``mlrc-mean`` and ``mlrc-ensemble`` where both are given."""
+    """``conventional``, ``in-distribution``, or of the reality check ``mlrc-mean`` and ``mlrc-ensemble``."""
     dataset: str
     metric: str
     value: float

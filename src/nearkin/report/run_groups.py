@@ -14,7 +14,7 @@ from nearkin.recipe import Recipe, deciding, fingerprint
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs, source_of
 from nearkin.runs.data import Progress, notice_changed_images
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.scores import EnsembleScores, Scores
+from nearkin.runs.scores import EnsembleScores, Scores, collapse_mark
 
 COMPARISON = "comparison.json"
 _MOST_NAMED = 3
@@ -48,6 +48,11 @@ class RunGroup:
     def scores(self) -> tuple[Scores, ...]:
         """Scores of the finished runs."""
         return tuple(run.folder.scores() for run in self.finished)
+
+    @property
+    def marked_title(self) -> str:
+        """The title, which says if the network collapsed."""
+        return f"{self.title}{collapse_mark(self.scores)}"
 
     def test_by_run(self, name: str) -> dict[tuple[int, int], float]:
         """A score on the test classes by seed and fold."""

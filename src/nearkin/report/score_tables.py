@@ -17,7 +17,8 @@ from nearkin.report.differences import COMPARED
 from nearkin.report.published import SAME_SCORE
 from nearkin.report.run_groups import RunGroup
 from nearkin.report.table import NOTHING, Line, Part, Table
-from nearkin.runs.scores import EnsembleScores, Scores
+from nearkin.runs.scores import EnsembleScores, Scores, collapse_notes
+from nearkin.training.collapse import is_pretrained, lacks_warmup
 
 CONDITIONS = ("data", "encoder", "protocol", "selection", "seeds", "hardware")
 """The conditions of every score: in the caption where they are the same for all lines, else in a column."""
@@ -61,10 +62,12 @@ def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *c
 
 
 def verdict(scores: Scores, recipe: Recipe, folder: Path) -> str | None:
-    """One line of advice where training did not improve the scores as they are printed; else None.
+    """One line of advice where the network collapsed, or the scores as they are printed did not improve; else None.
 
-    Its last words are the command that makes a run of the backbone as it is, next to the run's ``folder``.
+    Its last words are then the command that makes a run of the backbone as it is, next to the run's ``folder``.
     """
+    if scores.collapse is not None:
+        return str(scores.collapse)
     before, after = scores.untrained, scores.test
     if not before or not after or not scores.steps:
         return None
@@ -78,18 +81,19 @@ def verdict(scores: Scores, recipe: Recipe, folder: Path) -> str | None:
     line = f"Training did not help: {', '.join(worse)}." if worse else "Training changed nothing."
     if worse and better:
         line = f"Training helped and hurt: {', '.join(worse)}, but {', '.join(better)}."
-    training, encoder = recipe.training, recipe.encoder
+    training, _encoder = recipe.training, recipe.encoder
     rate = f"training.learning_rate (now {training.learning_rate:g})"
-    if encoder.weights is None and ":" not in encoder.backbone:
+    if not is_pretrained(recipe):
         return (
             f"{line} The network began without pretrained weights: try another {rate}, more training.epochs (now "
             f"{training.epochs}), or give it weights (encoder.weights)."
         )
     was_rising = scores.chosen.get("epoch") == scores.epochs and recipe.protocol.name == "validation"
     epochs = f"{'more' if was_rising else 'fewer'} training.epochs (now {training.epochs})"
+    warmup = "training.warmup_epochs=1 (now 0), " if lacks_warmup(recipe) else ""
     recipe_file, output = (shlex.quote(str(path)) for path in (folder / "recipe.yaml", f"{folder}-untrained"))
     return (
-        f"{line} Try a smaller {rate} or {epochs}, or use the backbone as it is: "
+        f"{line} Try {warmup}a smaller {rate} or {epochs}, or use the backbone as it is: "
         f"nearkin train {recipe_file} training.epochs=0 encoder.dim=null -o {output}"
     )
 
@@ -129,7 +133,10 @@ def score_table(groups: Sequence[RunGroup], *, metrics: Sequence[str] | None = N
         "",
         (_part(entries, names, varying),),
         (_caption(entries, names, varying),),
-        tuple(f"Not finished and not counted: {path}." for path in unfinished),
+        (
+            *(f"Not finished and not counted: {path}." for path in unfinished),
+            *(note for group in groups for note in collapse_notes(group.title, group.scores)),
+        ),
         tuple(_record(entry, names) for entry in entries),
     )
 
@@ -207,7 +214,7 @@ def _entries(group: RunGroup, index: int, *, untrained: bool) -> list[Entry]:
     }
     on_test = scores[0].chosen_on_test
     entry = Entry(
-        title=f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.title,
+        title=f"{group.title} (final model: scores of {' and '.join(final)})" if final else group.marked_title,
         what="best evaluation" if on_test else "last epoch" if selection.startswith("last epoch") else "selected epoch",
         scores=statistics_of([run.test for run in scores]),
         runs=len(scores),

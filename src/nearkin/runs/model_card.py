@@ -111,4 +111,5 @@ def _score(final_of: FinalOf) -> list[str]:
         ),
         "",
         f"{conditions.protocol.capitalize()} protocol, {conditions.selection}, {weights}seed {conditions.seed}.",
+        *(["", str(scores.collapse)] if scores.collapse else []),
     ]

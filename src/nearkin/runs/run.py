@@ -252,6 +252,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         new_images=new_images,
         best=state.best if protocol.selects_on != "last" else last,
         last=last,
+        collapse=state.collapse,
         lost_images=lost,
     )
 

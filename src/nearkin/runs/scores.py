@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import SELECTED_ON_TEST
 from nearkin.evaluation.statistics import Statistic
+from nearkin.training.collapse import Collapse
 from nearkin.training.state import Evaluation
 
 ENSEMBLE_FILE = "mlrc.json"
@@ -129,6 +130,8 @@ class Scores(Record):
     best: Evaluation | None = None
     """The evaluation that was chosen."""
     last: Evaluation = field(default_factory=dict)
+    collapse: Collapse | None = None
+    """Where training destroyed the network: such a run says nothing of its loss or method."""
     lost_images: Mapping[str, int] = field(default_factory=dict)
     """By split, images that were gone when the run was continued."""
     final_of: FinalOf | None = None
@@ -140,6 +143,8 @@ class Scores(Record):
         given["cost"] = Cost(**known_fields(Cost, record.get("cost") or {}))
         if new_images := record.get("new_images"):
             given["new_images"] = NewImages(**new_images)
+        if collapse := record.get("collapse"):
+            given["collapse"] = Collapse(**collapse)
         if final_of := record.get("final_of"):
             given["final_of"] = FinalOf(final_of["run"], final_of["note"], cls.from_record(final_of["scores"]))
         return cls(**given)
@@ -149,12 +154,13 @@ class Scores(Record):
         record |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
         record["cost"] = dataclasses.asdict(self.cost)
         record["new_images"] = self.new_images and dataclasses.asdict(self.new_images)
+        record["collapse"] = self.collapse and dataclasses.asdict(self.collapse)
         record["final_of"] = self.final_of and {
             "run": self.final_of.run,
             "note": self.final_of.note,
             "scores": self.final_of.scores.as_record(),
         }
-        optional = ("new_images", "lost_images", "final_of")
+        optional = ("collapse", "new_images", "lost_images", "final_of")
         return {key: value for key, value in record.items() if value or key not in optional}
 
     @property
@@ -166,6 +172,25 @@ class Scores(Record):
     @property
     def chosen(self) -> Evaluation:
         return self.best or {}
+
+
+def collapse_mark(runs: Sequence[Scores]) -> str:
+    """What is added to the title of runs of one recipe where some collapsed.
+
+    >>> collapsed = Scores(collapse=Collapse(1, "R@1 51.1 → 3.2", "Train again with training.warmup_epochs=1."))
+    >>> collapse_mark([collapsed]), collapse_mark([collapsed, Scores()]), collapse_mark([Scores()])
+    (' (collapsed)', ' (1 of 2 collapsed)', '')
+    """
+    collapsed = sum(run.collapse is not None for run in runs)
+    count = "" if collapsed == len(runs) else f"{collapsed} of {len(runs)} "
+    return f" ({count}collapsed)" if collapsed else ""
+
+
+def collapse_notes(title: str, runs: Sequence[Scores]) -> list[str]:
+    """A sentence on runs of one recipe where some collapsed."""
+    collapses = [run.collapse for run in runs if run.collapse is not None]
+    consequence = f"The difference of {title} from its base means nothing."
+    return [f"{title}{collapse_mark(runs)}: {collapses[0]} {consequence}"] if collapses else []
 
 
 @dataclass(frozen=True, eq=False)

@@ -354,8 +354,10 @@ def missing_data(source: str, root: str | Path | None) -> str | None:
         problem = benchmark.problem(folder)
         return f"{benchmark.title} in {folder} is not whole: {problem}" if problem else None
     if where is None:
-        return f"{benchmark.title} is not here: name the folder of your data sets with --data-root"
-    return f"{benchmark.title} was not found below {where}"
+        return (
+            f"{benchmark.title} is not here: name your folder of data sets with --data-root, or see 'nearkin datasets'"
+        )
+    return f"{benchmark.title} was not found below {where}: see 'nearkin datasets'"
 
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:

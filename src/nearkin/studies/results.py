@@ -12,7 +12,7 @@ from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.published import SAME_SCORE, Published
 from nearkin.runs.folder import Outcome
-from nearkin.runs.scores import EnsembleScores, Scores
+from nearkin.runs.scores import EnsembleScores, Scores, collapse_mark
 from nearkin.studies.study import PlannedRun, Row
 
 ENSEMBLES: dict[str, Literal["separate", "concatenated"]] = {
@@ -82,6 +82,17 @@ class RowResult:
     def ensemble(self) -> EnsembleScores | None:
         """What the models of a reality check come to; None before all are trained, and of other rows."""
         return EnsembleScores.read(self.runs[0].folder.path.parents[1]) if self.row.mlrc else None
+
+    @property
+    def collapsed(self) -> list[int]:
+        """Seeds of the runs in which the network collapsed."""
+        runs = zip(self.finished, self.scores, strict=True)
+        return [planned.seed for planned, scores in runs if scores.collapse is not None]
+
+    @property
+    def title(self) -> str:
+        """The row's, with a mark where the network collapsed in some run."""
+        return f"{self.row.title}{collapse_mark(self.scores)}"
 
     @property
     def seeds(self) -> list[int]:

@@ -39,6 +39,7 @@ from nearkin.report.table import Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images, open_data, report_on
 from nearkin.runs.folder import OUTCOME_FILE, Outcome, RunFolder
 from nearkin.runs.run import run
+from nearkin.runs.scores import collapse_mark
 from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
 from nearkin.training.build import data_of
 from nearkin.training.observers import ConsoleObserver, hours_minutes_seconds
@@ -362,7 +363,8 @@ class _Runner:
             return
         test = folder.scores().test or {}
         shown = "  ".join(f"{name} {score_named(name).text(test[name])}" for name in COMPARED if name in test)
-        console.print(f"{planned.label}: {shown or 'finished'}", highlight=False)
+        collapsed = collapse_mark([folder.scores()])
+        console.print(f"{planned.label}: {shown or 'finished'}{collapsed}", highlight=False)
         rounds = -(-self.total // self.jobs) - 1
         if self.ended == 1 and rounds:
             left = hours_minutes_seconds(rounds * (time.monotonic() - self.started))

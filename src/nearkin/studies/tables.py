@@ -14,6 +14,7 @@ from nearkin.recipe import Recipe
 from nearkin.report.differences import COMPARED, Comparison, differences_part, how_to_read
 from nearkin.report.score_tables import score_text
 from nearkin.report.table import NOTHING, Line, Part, Table, counted, signed
+from nearkin.runs.scores import collapse_notes
 from nearkin.studies.results import Column, RowResult
 
 SHOWN = ("R@1", "MAP@R", "nDCG@8", "covering_radius")
@@ -110,6 +111,7 @@ def score_records(results: Results, columns: Columns | None = None) -> list[dict
                         "interval low": low,
                         "interval high": high,
                         "verdict": apart and apart.verdict,
+                        "collapsed": [str(seed) for seed in result.collapsed],
                         "more seeds": apart and apart.more_seeds,
                         "status": result.status,
                         "seeds": [str(seed) for seed in result.seeds],
@@ -151,7 +153,8 @@ def compared_with_base(result: RowResult, results: Results) -> Comparison | None
     base = next((row for row in others if row.row.name == named or (named is None and row.row.base is None)), None)
     if base is None or base is result:
         return None
-    return Comparison.of(result.row.title, result.test_by_seed, base.row.title, base.test_by_seed)
+    collapsed = bool(result.collapsed or base.collapsed)
+    return Comparison.of(result.title, result.test_by_seed, base.title, base.test_by_seed, collapsed=collapsed)
 
 
 def conditions_of(results: Results) -> list[str]:
@@ -191,6 +194,7 @@ def warnings_of(results: Results) -> list[str]:
         lines.append("Mixed load: some runs had the machine to themselves and some did not; do not compare ms/step.")
     if len({tuple(result.seeds) for result in done}) > 1:
         lines.append("Not every row has the same seeds.")
+    lines += [note for result in done for note in collapse_notes(result.row.title, result.scores)]
     reasons: dict[tuple[str, str], list[str]] = {}
     for result in results:
         name = result.row.title + (f" on {result.row.data}" if result.row.data else "")
@@ -241,7 +245,7 @@ def _scores(results: Results, columns: Sequence[Column], data: str) -> Part:
     for result, depth in families(results):
         values = {column: value_text(result.value(column), column) for column in shown}
         repeats = str(result.repeats) if result.seeds else result.status
-        entries = [(f"{'· ' * depth}{result.row.title}", repeats, "", values)]
+        entries = [(f"{'· ' * depth}{result.title}", repeats, "", values)]
         last = {column: score_text(result.last(column.score), column.score) for column in columns if column.is_score}
         if result.seeds and set(last.values()) - {NOTHING}:
             entries.append(("", "last epoch", "last", last))
@@ -270,7 +274,7 @@ def _chosen(results: Results) -> Part:
         pairs = [result.validated(name) if name in (result.select_by, *COMPARED) else None for name in names]
         scores = [score_text(pair and pair[0], name) for pair, name in zip(pairs, names, strict=True)]
         epochs = ", ".join(f"{epoch:.3g}" for epoch in result.chosen_epochs)
-        cells.append([f"{'· ' * depth}{result.row.title}", *scores, epochs])
+        cells.append([f"{'· ' * depth}{result.title}", *scores, epochs])
     headings = ["", *(f"validation {name}" for name in names), "epochs"]
     return Part.of(headings, cells, title="How the epoch was chosen")
 

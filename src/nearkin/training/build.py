@@ -17,7 +17,7 @@ from nearkin.data.cache import OpenedImages
 from nearkin.data.transforms import Transform, transform_from
 from nearkin.encoders import Encoder, build_encoder
 from nearkin.encoders.synchronised import synchronise_batch_norm
-from nearkin.errors import DataError, TrainingError, notice
+from nearkin.errors import DataError, TrainingError
 from nearkin.evaluation.protocol import Protocol
 from nearkin.ranks import share_of, world
 from nearkin.recipe import DataSection, EncoderSection, PartSection, Recipe
@@ -58,7 +58,7 @@ def build_state(
         num_images=len(labels),
         normalisation=encoder.normalisation,
     )
-    _notice_penalties_off(objective, recipe.objective)
+    encoder.keeps_length_in_training = any(getattr(part, "keeps_length", False) for part in objective.modules())
     method = method_class(**recipe.method.options)
     learned = method.build(num_classes=num_classes, dim=encoder.dim, objective=objective)
     modules = [objective] if learned is None else [objective, learned]
@@ -120,20 +120,20 @@ def build_objective(
 ) -> nn.Module:
     """The loss that ``section`` names, with its proxies.
 
-    Three things a recipe need not say: a pair loss takes the encoder's normalisation, a memory of the training set
-    takes its size, and ISA's penalties are off, unless it is to do as released (docs/method_isa.md).
+    Two things a recipe need not say: a pair loss takes the encoder's normalisation, and a memory of the training set
+    takes its size.
 
     >>> loss = build_objective(PartSection("contrastive"), num_classes=3, dim=8, num_images=30, normalisation="ball")
     >>> loss.normalisation
     'ball'
     """
     loss = losses.loss_named(section.name)
-    inferred = {"normalisation": normalisation, "memory_size": num_images, **_penalties(section)}
+    inferred = {"normalisation": normalisation, **_memory_size(section, num_images)}
     options: dict[str, Any] = {key: value for key, value in inferred.items() if key in losses.options(loss)}
     options |= section.options
     if "weighting" in options:
         weighting: PartSection = options["weighting"]
-        chosen = {"memory_size": num_images, **_penalties(weighting), **weighting.options}
+        chosen = {**_memory_size(weighting, num_images), **weighting.options}
         options["weighting"] = losses.weightings()[weighting.name](num_classes, dim, **chosen)
     if "pair_loss" in options:
         size = {"num_classes": num_classes, "dim": dim, "num_images": num_images}
@@ -141,22 +141,9 @@ def build_objective(
     return loss(num_classes, dim, **options) if losses.kind(loss) in ("proxy", "pml") else loss(**options)
 
 
-def _penalties(isa: PartSection) -> dict[str, str]:
-    return {} if isa.options.get("as_released") else {"positive_penalty": "none", "negative_penalty": "none"}
-
-
-def _notice_penalties_off(objective: nn.Module, section: PartSection) -> None:
-    """Without a word a loss of that name would be taken for the published one."""
-    weighting = getattr(objective, "weighting", None)
-    inner = section.options.get("weighting")
-    isa, prefix = (section, "objective") if inner is None else (inner, "objective.weighting")
-    off = sorted(_penalties(isa).keys() - isa.options.keys())
-    if weighting is not None and off:
-        published = losses.options(type(weighting))
-        notice(
-            f"ISA trains without its {' and '.join(off)}: where Proxy-Anchor does not over-fit that would cost points. "
-            f"As published: {' '.join(f'{prefix}.{key}={published[key].default}' for key in off)}"
-        )
+def _memory_size(section: PartSection, num_images: int) -> dict[str, int]:
+    """What authors released has a size of its own."""
+    return {} if section.options.get("as_released") else {"memory_size": num_images}
 
 
 @torch.no_grad()

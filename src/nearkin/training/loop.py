@@ -19,11 +19,12 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nearkin import ranks
 from nearkin.data.loader import Batch, TrainingLoader
-from nearkin.errors import InterruptedRunError, RecipeError, TrainingError
+from nearkin.errors import InterruptedRunError, RecipeError, TrainingError, notice
 from nearkin.numerics import at_least_float32
 from nearkin.training import checkpoint
 from nearkin.training.build import start_head
 from nearkin.training.checkpoint import BackgroundWriter
+from nearkin.training.collapse import spread
 from nearkin.training.device import autocast
 from nearkin.training.folder import TrainingFolder
 from nearkin.training.memory import place_images
@@ -120,6 +121,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
     images = batch.images.to(state.device, non_blocking=True)
     labels = batch.labels.to(state.device, non_blocking=True)
     embeddings = ranks.gather_rows(_embed_batch(state, images), len(batch.rows))
+    state.batch_embeddings = embeddings.detach()
     try:
         loss = state.method.loss(state, embeddings, labels, batch)
     except ValueError:
@@ -175,12 +177,15 @@ def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, w
     row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}
     if losses := state.recent_losses:
         row["loss"] = round(math.fsum(losses) / len(losses), 6)
+    if state.batch_embeddings is not None:
+        row["spread"] = float(f"{spread(state.batch_embeddings):.3g}")
     row["lr"] = state.optimiser.param_groups[0]["lr"]
     scores = state.score(part, baseline=not state.step) if part is not None else {}
     if not state.step and part is not None and part is state.protocol.test:
         state.untrained = scores
     row |= scores
     row["seconds"] = round(state.time.seconds, 3)
+    had_collapsed = state.collapse is not None
     state.history.append(row)
     state.recent_losses.clear()
     selected = scores.get(state.protocol.select_by, math.nan)
@@ -193,6 +198,8 @@ def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, w
             checkpoint.save_best(state, folder, writer)
     folder.write_evaluations(state.history)
     observer.on_evaluation(state, row)
+    if not had_collapsed and (collapse := state.collapse) is not None and ranks.is_first():
+        notice(f"{folder.path}: {collapse} This run trains on.")
     return bool(state.step) and (state.method.after_evaluation(state, scores) or _has_converged(state))
 
 

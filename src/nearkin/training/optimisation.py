@@ -58,8 +58,10 @@ def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> 
     fused = True if all(p.is_cuda for group in groups for p in group["params"]) else None
     if training.optimiser == "sgd":
         return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=decay, fused=fused)
+    if training.optimiser == "rmsprop":
+        return torch.optim.RMSprop(groups, eps=training.epsilon, momentum=training.momentum, weight_decay=decay)
     adam = torch.optim.AdamW if training.optimiser == "adamw" else torch.optim.Adam
-    return adam(groups, betas=(0.9, training.beta2), weight_decay=decay, fused=fused)
+    return adam(groups, betas=(0.9, training.beta2), eps=training.epsilon, weight_decay=decay, fused=fused)
 
 
 def check_schedule(recipe: Recipe) -> None:

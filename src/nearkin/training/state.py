@@ -27,6 +27,7 @@ from nearkin.errors import RecipeError
 from nearkin.evaluation.protocol import EvaluationSet, Protocol
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
+from nearkin.training.collapse import Collapse, find_collapse
 from nearkin.training.device import GraphedEncoder
 from nearkin.training.embedding import embed_images, images_at_a_time
 from nearkin.training.optimisation import Scheduler, WeightEma
@@ -106,6 +107,8 @@ class TrainingState:
     time: RunTime = field(default_factory=RunTime)
     recent_losses: list[float] = field(default_factory=list)
     """Of the steps since the last evaluation, whose row has their mean."""
+    batch_embeddings: Tensor | None = None
+    """Of the last step; an evaluation's row has their ``spread``."""
     loader: TrainingLoader | None = None
     on_scoring: Callable[[str, int, int], None] = lambda what, done, total: None
     """:meth:`Observer.on_scoring` of the loop's observer."""
@@ -226,6 +229,12 @@ class TrainingState:
             # Rounding may differ between ranks, so all of them use the first one's scores.
             scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
             return ranks.from_first(lambda: scores)
+
+    @property
+    def collapse(self) -> Collapse | None:
+        """What the evaluations so far show of a collapse."""
+        part = self.protocol.selection_set()
+        return find_collapse(self.history, 1 if part is None else len(part.query), self.recipe)
 
     def is_below_baseline(self, row: Evaluation) -> bool:
         """Whether an evaluation's score, the one that chooses the epoch, is below that of the untrained backbone."""

@@ -57,6 +57,25 @@ def test_a_data_root_that_is_no_folder(tmp_path):
         read_benchmark("cub", tmp_path / "none")
 
 
+def test_nearly_the_right_folder_is_named(tmp_path):
+    for folder in ("data sets/CUB_200_2001", "data sets/birds"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "data sets/CUB_200_2011.tgz").touch()
+    with pytest.raises(DataError, match=r"; did you mean '.*/data sets'\?\n"):
+        read_benchmark("cub", tmp_path / "data-sets")
+    with pytest.raises(DataError, match=r"\); did you mean '[^']*/CUB_200_2001' or '[^']*/CUB_200_2011.tgz'\?\n"):
+        read_benchmark("cub", tmp_path / "data sets")
+    with pytest.raises(DataError, match=r"looked for [^;]*\)\n"):
+        read_benchmark("sop", tmp_path / "data sets")
+
+
+def test_messages_say_how_to_get_it(tmp_path):
+    with pytest.raises(DataError, match="\nTo get it: nearkin datasets --download cub"):
+        read_benchmark("cub", tmp_path)
+    with pytest.raises(DataError, match=r"\nTo get it: bring .*cars_train.tgz.* and: nearkin datasets --unpack FILE"):
+        read_benchmark("cars", tmp_path)
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_benchmark_that_is_not_there_says_what_to_get(tmp_path, name):
     with pytest.raises(DataError) as caught:

@@ -237,6 +237,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
         "method.pool_size=3",
         "training.max_steps=9",
         "method.patience=1",
+        "method.min_improvement=2",  # no score improves by as much: every second evaluation ends a problem
     ]
     if objective not in ("mpa_ap", "proxy_isa", "soft_triple"):
         overrides.append("method.proxies_per_class=2")
@@ -272,6 +273,7 @@ def test_interrupted_in_the_middle_of_a_problem_it_goes_on_bit_for_bit(tiny, tmp
             ["training.schedule=plateau", "training.lr_decay_every=3"],
             r"raise method.patience \(3\) above training.lr_decay_every \(3\)",
         ),
+        (["objective.name=n_pair", "objective.length_penalty=0.1"], "set method.raw_proxies=true"),
         (["method.pool=plian"], "method.pool must be one of plain, augmented"),
     ],
 )
@@ -355,10 +357,8 @@ def test_proxies_that_a_loss_owns_turn_to_the_images_about_their_mean_and_keep_t
         bank.vectors[0] = 0.0
     before = bank.vectors.norm(dim=2).clone()
     # The pool is drawn with the number of the problem, which start raises first.
-    method.problem = 1
-    rows, valid = method._draw_pool(state.labels, bank.classes, state.recipe.training.seed)
-    pool = state.train_set.embed(rows[valid])
-    method.problem = 0
+    _, valid, pool = method._random_images(state, 1, 3)
+    pool = pool[valid]
     method.start(state)
     images = state.train_set.embed(method._anchor_rows.ravel()).view_as(bank.vectors)
     directions = torch.nn.functional.cosine_similarity(bank.vectors, images - pool.mean(dim=0), dim=2)
@@ -441,26 +441,59 @@ def test_interrupted_in_a_warm_up_it_goes_on_bit_for_bit(tiny, tmp_path, given):
     assert whole.method.events == resumed.method.events
 
 
-def pooled(state):
-    """The pool that the next problem draws, as rows ``[classes, size]`` and which of them are real."""
-    state.method.problem += 1
-    drawn = state.method._draw_pool(state.labels, state.method.bank.classes, state.recipe.training.seed)
-    state.method.problem -= 1
-    return drawn
+def pooled(state, problem):
+    """The pool of three images per class that a problem draws, as rows ``[classes, 3]``."""
+    return state.method._random_images(state, problem, 3)[0]
 
 
 def farthest_from(pool, held, count):
-    """Greedy k-centre of one class, one distance at a time; without held points from the one nearest the mean."""
+    """Greedy k-centre of one class, one distance at a time."""
     picked, held = [], list(held)
     for _ in range(count):
         left = [i for i in range(len(pool)) if i not in picked]
-        if held:
-            merit = [min(float((pool[i] - v).norm()) for v in held) for i in left]
-        else:
-            merit = [-float((pool[i] - pool.mean(dim=0)).norm()) for i in left]
-        picked.append(left[int(np.argmax(merit))])
+        picked.append(left[int(np.argmax([min(float((pool[i] - v).norm()) for v in held) for i in left]))])
         held.append(pool[picked[-1]])
     return picked
+
+
+def test_the_first_problem_moves_away_from_random_images(tiny, table_of, monkeypatch):
+    """Algorithm 1: ρ* begins as K random images of every class, and the pool's farthest from those are the proxies."""
+    given = ("method.name=ccp", "method.proxies_per_class=2", "method.pool_size=3")
+    state = tiny(*given, table=table_of((9, 8, 7)))
+    asked = []
+    genuine = type(state).embed
+    monkeypatch.setattr(
+        type(state), "embed", lambda self, rows, **rest: asked.append(rows) or genuine(self, rows, **rest)
+    )
+    state.method.start(state)
+    pool_rows, random_rows = asked[0].reshape(3, 3), asked[1].reshape(3, 2)
+    for c in range(3):
+        assert set(state.table.labels[random_rows[c]].tolist()) == {c}
+        assert len(set(random_rows[c].tolist())) == 2
+        pool, start = genuine(state, pool_rows[c]), genuine(state, random_rows[c])
+        torch.testing.assert_close(state.method.bank.vectors[c].detach(), pool[farthest_from(pool, start, 2)])
+    assert (np.sort(random_rows) != np.sort(pool_rows[:, :2])).any(), "they are drawn by themselves"
+
+
+def test_as_released_the_first_proxies_are_the_farthest_from_the_origin(tiny, table_of):
+    given = ("method.name=ccp", "method.as_released=true", "method.raw_proxies=true")
+    state = tiny(*given, "method.proxies_per_class=2", "method.pool_size=3", table=table_of((9, 8, 7)))
+    with torch.no_grad():
+        state.encoder.head.bias.normal_()
+    state.method.start(state)
+    for c, rows in enumerate(pooled(state, 1)):
+        pool = state.train_set.embed(rows, encoder=state.encoder.without_normalisation())
+        picked = farthest_from(pool, [torch.zeros(6)], 2)
+        assert picked[0] == int(pool.norm(dim=1).argmax())
+        torch.testing.assert_close(state.method.bank.vectors[c].detach(), pool[picked])
+
+
+def test_of_normalised_vectors_the_longest_is_not_asked_for_as_rounding_would_decide(tiny, table_of):
+    given = ("method.name=ccp", "encoder.normalisation=l2", "method.proxies_per_class=2", "method.pool_size=3")
+    states = [tiny(*given, f"method.as_released={released}", table=table_of((9, 8, 7))) for released in (True, False)]
+    for state in states:
+        state.method.start(state)
+    assert torch.equal(*(state.method.bank.vectors for state in states)), "both begin away from random images"
 
 
 AUGMENTED = ("data.transform=standard", "data.image_size=8", "training.seed=3")
@@ -469,18 +502,24 @@ AUGMENTED = ("data.transform=standard", "data.image_size=8", "training.seed=3")
 def test_an_augmented_pool_is_embedded_from_crops_as_a_batch_has_them(tiny, table_of):
     given = ("method.name=ccp", "method.pool=augmented", "method.proxies_per_class=2", "method.pool_size=3", *AUGMENTED)
     state = tiny(*given, table=table_of((5, 4, 4)))
-    rows, _ = pooled(state)
     state.method.start(state)
     state.encoder.eval()
     bank = state.method.bank.vectors.detach()
-    for c in range(3):
-        # By hand, image by image: the crop of the c·3+k-th place of problem 1 of this seed.
-        crops = [
-            state.transform.train(state.train_set[row], generator(3, 2, 1, 3 * c + k)) for k, row in enumerate(rows[c])
+
+    def crops(problem, count, c):
+        # By hand, image by image: the crop of the c·count+k-th place of a problem of this seed.
+        rows = state.method._random_images(state, problem, count)[0][c]
+        made = [
+            state.transform.train(state.train_set[row], generator(3, 2, problem, count * c + k))
+            for k, row in enumerate(rows)
         ]
-        pool = torch.stack([state.encoder(torch.from_numpy(crop)[None])[0] for crop in crops]).detach()
-        torch.testing.assert_close(bank[c], pool[farthest_from(pool, [], 2)], rtol=1e-4, atol=1e-5)
-        plain = state.train_set.embed(rows[c])
+        return torch.stack([state.encoder(torch.from_numpy(crop)[None])[0] for crop in made]).detach()
+
+    for c, rows in enumerate(pooled(state, 1)):
+        state.encoder.eval()
+        pool = crops(1, 3, c)
+        torch.testing.assert_close(bank[c], pool[farthest_from(pool, crops(0, 2, c), 2)], rtol=1e-4, atol=1e-5)
+        plain = state.train_set.embed(rows)
         assert (bank[c][:, None] - plain[None]).norm(dim=2).min() > 1e-3, "these are not the evaluation crops"
 
 
@@ -501,7 +540,7 @@ def test_raw_proxies_are_the_heads_own_vectors_chosen_by_their_own_distances(tin
         state.encoder.head.weight.mul_(20)
         state.encoder.head.bias.normal_()
     state.method.start(state)
-    rows, _ = pooled(state)
+    rows = pooled(state, 2)
     ended = 3 * torch.randn_like(state.method.bank.vectors)
     state.method.bank.vectors.data.copy_(ended)
     state.method._begin_problem(state)
@@ -543,7 +582,6 @@ def test_a_problem_moves_away_from_the_proxies_of_its_best_evaluation_if_asked(
     given = ["method.name=ccp", "method.patience=2", "method.proxies_per_class=2", "method.pool_size=3"]
     state = tiny(*given, f"method.best_proxies={str(best).lower()}", "training.max_steps=6")
     fit(state, RunFolder(tmp_path / "run").begin(state.recipe), Watch())
-    assert held[0] is None
     torch.testing.assert_close(held[1], at_step[2 if best else 6])
     assert not torch.equal(at_step[2], at_step[6])
     assert state.method._best_proxies is None, "the next problem has a best of its own"

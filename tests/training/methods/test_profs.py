@@ -139,6 +139,16 @@ def slow_n_pair(x, y, count, hard):
     return mean(terms)
 
 
+def slow_n_pair_of_sohn(x, y, count, hard):
+    terms = []
+    for a in range(count, len(y)):
+        p = y[:count].tolist().index(y[a])
+        others = [n for n in range(count) if n != p]
+        terms.append((1 + sum((x[a] @ (x[n] - x[p])).exp() for n in others)).log())
+    lengths = [sum(number**2 for number in row) for row in x]
+    return mean(terms) + 0.5 * (mean(lengths[:count]) + mean(lengths[count:])) / 2
+
+
 def slow_angular(x, y, count, hard):
     unit = torch.nn.functional.normalize(x, dim=1)
     tan2 = math.tan(math.radians(36)) ** 2
@@ -160,6 +170,7 @@ def slow_angular(x, y, count, hard):
         (Margin(beta=1.125, margin=0.2), slow_margin),
         (LiftedStructure(), slow_lifted),
         (NPair(), slow_n_pair),
+        (NPair(length_penalty=1.0), slow_n_pair_of_sohn),
         (Angular(alpha=36), slow_angular),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, torch.nn.Module) else "",
@@ -291,7 +302,19 @@ def test_mined_batches_equal_a_plain_script():
         distance = [(known[classes[0]] - known[c]).norm().item() for c in range(len(SIZES))]
         assert sorted(classes) == sorted(np.argsort(distance)[:3].tolist())
         known[classes] = embeddings[:3]
-    assert torch.equal(state.sampler.embeddings, known)
+    torch.testing.assert_close(state.sampler.embeddings, known)
+
+
+def test_classes_are_mined_by_normalised_embeddings_whatever_the_loss_takes():
+    state = toy_state("objective.name=n_pair", "objective.length_penalty=0.1", "method.hard_negative_classes=true")
+    with torch.no_grad():
+        state.encoder.head.bias.normal_(std=10)
+    seen = []
+    genuine = state.method.loss
+    state.method.loss = lambda state, x, *others: seen.append(x.detach()) or genuine(state, x, *others)
+    train(state, 3)
+    assert torch.cat(seen).norm(dim=1).min() > 1.5
+    assert state.sampler.embeddings.norm(dim=1).max() < 1 + 1e-5
 
 
 @pytest.mark.parametrize("mined", [False, True])
@@ -382,9 +405,27 @@ def test_events_stay_few_and_small(monkeypatch):
         (["method.steps_per_projection=-1"], "steps_per_projection must be at least 0"),
         (["method.occurrences=0"], "occurrences must be at least 1"),
         (["method.proximal_weight=-0.1"], "proximal_weight must be at least 0"),
+        (["objective.name=margin", "objective.negatives=distance_weighted"], "set method.hard_pairs=false"),
+        (
+            [
+                *("objective.name=cross_batch_memory", "objective.size=9"),
+                *("objective.pair_loss.name=margin", "objective.pair_loss.negatives=distance_weighted"),
+            ],
+            "set method.hard_pairs=false",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_training(overrides, message):
     recipe = load_recipe(TOY, overrides)
     with pytest.raises(RecipeError, match=message):
         Profs.check(recipe)
+
+
+def test_with_all_pairs_of_a_representative_margin_draws_its_negatives():
+    options = ("objective.name=margin", "objective.negatives=distance_weighted", "method.hard_pairs=false")
+    state = toy_state(*options, "encoder.normalisation=l2")
+    Profs.check(state.recipe)
+    before = weights(state)
+    train(state, 2)
+    assert state.objective.steps == 2
+    assert not torch.equal(weights(state), before)

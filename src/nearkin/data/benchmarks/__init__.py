@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from nearkin.catalogue import modules_of
 from nearkin.data.benchmarks.benchmark import Benchmark
+from nearkin.data.folder import suggest_path
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
@@ -41,8 +42,11 @@ def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: boo
         )
     folder = benchmark.find(data_root)
     if folder is None:
+        root = Path(data_root).expanduser()
+        near = suggest_path(root / benchmark.folders[0] if root.exists() else root)
         looked_for = f"looked for a folder called {', '.join(map(repr, benchmark.folders))}"
         raise DataError(
-            f"{benchmark.title} was not found below {str(data_root)!r} ({looked_for})\n{benchmark.expected_layout()}"
+            f"{benchmark.title} was not found below {str(data_root)!r} ({looked_for}){near}\n"
+            f"{benchmark.expected_layout()}"
         )
     return benchmark.read(folder, check_counts=check_counts)

@@ -36,6 +36,8 @@ class Benchmark:
     ``counts`` gives ``(images, classes)`` for every split. ``folders`` are the names under which people keep it,
     ``inner_folders`` those that unpacking adds below. ``missing`` says which key files a folder lacks. A benchmark
     without ``folders`` is made by the package itself and needs no files; its reader is called with an empty path.
+    ``archives`` are the files to bring, in words, and ``parts`` the names at their top by which they are recognised,
+    besides ``folders``. An archive with a public ``address`` is downloaded if it has the checksum ``md5``.
 
     >>> def read_toy(root):
     ...     return ImageTable.build("toy", [root / "a.jpg", root / "b.jpg"], ["a", "b"], splits=["train", "test"])
@@ -54,6 +56,10 @@ class Benchmark:
     folders: tuple[str, ...] = ()
     inner_folders: tuple[str, ...] = ()
     missing: Callable[[Path], list[str]] = field(default_factory=needs)
+    archives: str = ""
+    parts: tuple[str, ...] = ()
+    address: str = ""
+    md5: str = ""
 
     @property
     def embedded(self) -> bool:
@@ -96,8 +102,15 @@ class Benchmark:
         return f"there is no {', no '.join(lacking)}" if lacking else None
 
     def expected_layout(self) -> str:
-        """The layout that is read and where the files are published, for messages."""
-        return f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
+        """The layout that is read, where the files are published and how to get them, for messages."""
+        text = f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
+        return f"{text}\nTo get it: {self.how_to_get}" if self.how_to_get else text
+
+    @property
+    def how_to_get(self) -> str:
+        """What to do on a machine that lacks it; empty where the package cannot help."""
+        by_hand = f"bring {self.archives} and: nearkin datasets --unpack FILE" if self.archives else ""
+        return f"nearkin datasets --download {self.name}, or {by_hand}" if self.address else by_hand
 
 
 def _subfolders(folder: Path, names: list[str]) -> list[Path]:

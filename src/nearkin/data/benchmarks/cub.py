@@ -50,6 +50,9 @@ CUB_200_2011/
         counts={"train": (5864, 100), "test": (5924, 100)},
         reader=_read,
         folders=("CUB_200_2011", "CUB-200-2011", "cub", "cub200"),
+        archives="CUB_200_2011.tgz (1.2 GB)",
+        address="https://data.caltech.edu/records/65de6-vp158/files/CUB_200_2011.tgz",
+        md5="97eceeb196236b17998738112f37df78",
         missing=needs("classes.txt", "images.txt", "image_class_labels.txt", "images"),
     ),
 )

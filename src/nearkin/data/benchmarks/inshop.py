@@ -64,6 +64,8 @@ In-shop Clothes Retrieval Benchmark/
             "in-shop",
             "in_shop",
         ),
+        archives="img.zip and list_eval_partition.txt",
+        parts=("img", "img.zip", "list_eval_partition.txt"),
         missing=needs(LISTS, IMAGE_FOLDERS),
     ),
 )

@@ -48,6 +48,7 @@ Stanford_Online_Products/
         counts={"train": (59551, 11318), "test": (60502, 11316)},
         reader=_read,
         folders=("Stanford_Online_Products", "stanford-online-products", "online_products", "sop"),
+        archives="Stanford_Online_Products.zip (3 GB)",
         missing=needs(*LISTS.values(), "bicycle_final"),
     ),
 )

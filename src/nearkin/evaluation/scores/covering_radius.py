@@ -25,8 +25,8 @@ class CoveringRadius(EmbeddingScore):
     """
 
     meanings: ClassVar = {
-        "covering_radius": "How widely the images of a kind are spread: how far the outermost lies from a few that "
-        "stand for the kind, averaged. A distance and not a percentage; smaller is tighter."
+        "covering_radius": "How widely a class is spread: the distance of its farthest image from the nearest of k "
+        "chosen ones, averaged over k. A distance, not a percentage; smaller is tighter."
     }
     title = "covering radius"
     in_percent = False

@@ -27,8 +27,7 @@ class F1(ClusteringScore):
     """``F1``: :func:`pairwise_f1`."""
 
     meanings: ClassVar = {
-        "F1": "Of the groups that are found without labels: how well the pairs of images that are together are the "
-        "pairs of one kind."
+        "F1": "How well the pairs of images in one cluster, found without labels, are the pairs of one class."
     }
 
     def of_clusters(self, clusters: ArrayLike, labels: ArrayLike) -> float:

@@ -21,7 +21,7 @@ class InterClassDistance(EmbeddingScore):
     """
 
     meanings: ClassVar = {
-        "inter_class_distance": "The mean distance between images of different kinds: a distance and not a percentage."
+        "inter_class_distance": "The mean distance between images of different classes. A distance, not a percentage."
     }
     title = "distance between classes"
     in_percent = False

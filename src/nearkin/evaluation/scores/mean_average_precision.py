@@ -16,10 +16,9 @@ class MeanAveragePrecision(RetrievalScore):
     """``MAP@k``: (1/k) Σ over i ≤ k of P@i · rel_i; ``MAP@R`` with each query's R for k."""
 
     meanings: ClassVar = {
-        "MAP@R": "Like P@R, but a right image counts for more the nearer to the front it stands. The strictest of "
-        "these scores, and the one that luck moves least.",
-        "MAP@k": "Mean average precision over the first k: a right image counts for more the nearer to the front it "
-        "is.",
+        "MAP@R": "Like P@R, but a correct image counts for more the higher it ranks. The strictest of these scores, "
+        "and the one that varies least between seeds.",
+        "MAP@k": "Mean average precision over the first k: a correct image counts for more the higher it ranks.",
     }
 
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:

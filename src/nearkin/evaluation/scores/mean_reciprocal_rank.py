@@ -16,8 +16,8 @@ class MeanReciprocalRank(RetrievalScore):
     """``MRR@k``: 1 / i with i the place of the first that is true; 0 if none of the first k is."""
 
     meanings: ClassVar = {
-        "MRR@k": "Mean reciprocal rank: 100 where the most similar image is of the query's kind, 50 where it is the "
-        "second one, 33 for the third, and so on; 0 where none of the first k is."
+        "MRR@k": "Mean reciprocal rank: 100 if the most similar image has the query's class, 50 if the second is the "
+        "first that has it, 33 for the third, and so on; 0 if none of the first k has."
     }
 
     first_hit_only = True

@@ -16,7 +16,8 @@ class NDCG(RetrievalScore):
     """``nDCG@k``: Σ over i ≤ k of (2^rel_i − 1) / log2(i + 1), over its best value, that of min(k, R) hits first."""
 
     meanings: ClassVar = {
-        "nDCG@k": "How good the order of the first k images is beside the best possible one; the front counts for more."
+        "nDCG@k": "How good the order of the first k images is, relative to the best possible one; "
+        "high ranks count for more."
     }
 
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:

@@ -31,8 +31,8 @@ class NMI(ClusteringScore):
     """``NMI``: :func:`normalised_mutual_information`."""
 
     meanings: ClassVar = {
-        "NMI": "Normalised mutual information: the images are put into as many groups as there are kinds, without "
-        "their labels. 100 if the groups are the kinds, near 0 if they have nothing to do with them."
+        "NMI": "Normalised mutual information: the images are clustered without labels, into as many clusters as "
+        "classes. 100 if the clusters are the classes, near 0 if they are unrelated."
     }
 
     def of_clusters(self, clusters: ArrayLike, labels: ArrayLike) -> float:

@@ -16,9 +16,9 @@ class Precision(RetrievalScore):
     """``P@k``: the fraction of the first k that are true; ``P@R`` with each query's R for k."""
 
     meanings: ClassVar = {
-        "P@R": "With R other images of the query's kind: the share of the R most similar images that are of that kind. "
+        "P@R": "With R other images of the query's class: the share of the R most similar images that have that class. "
         "100 if all of them come first.",
-        "P@k": "Precision at k: how many of the k most similar images are of the query's kind.",
+        "P@k": "Precision at k: the share of the k most similar images that have the query's class.",
     }
 
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ class Recall(RetrievalScore):
     """``R@k``: 1 if any of the first k is true."""
 
     meanings: ClassVar = {
-        "R@k": "Recall at k: how many queries have at least one image of their own kind among the k most similar ones. "
-        "R@1 asks whether the very first one is right."
+        "R@k": "Recall at k: the share of queries with at least one image of their class among the k most similar. "
+        "R@1 asks whether the first one is correct."
     }
 
     first_hit_only = True

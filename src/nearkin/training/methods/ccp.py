@@ -39,7 +39,8 @@ class Ccp(Method):
     Each sub-problem minimises ``loss(batch, proxies) + λ/2 ‖θ − θ*‖²`` over the network θ and K proxies per class. When
     it has converged, θ* becomes the weights of its best evaluation, and new proxies are started from images: of b
     images per class, embedded with the present network, greedy k-centre takes the K that lie farthest from the proxies
-    the sub-problem ended with. The schedule ``plateau`` counts from zero in each, as scores dip where it begins.
+    the sub-problem ended with, and at the very start from K random images. The schedule ``plateau`` counts from zero in
+    each, as scores dip where it begins.
 
     A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps its own,
     and CCP turns those to the chosen images; ``proxies_per_class`` is then the loss's. Such proxies lie all around the
@@ -64,8 +65,9 @@ class Ccp(Method):
             learned nothing yet nearly coincide. Pretrained networks can do without.
         warmup_share: the same as a share of the whole run, where no number of steps is given.
         anchors: ``"proxies"``, or ``"samples"`` (MNIST study): the chosen images are embedded in every step.
-        as_released: what the authors' code adds to the loss: no pull in the first sub-problem, and a tenth of the loss
-            on pairs within the batch.
+        as_released: what the authors' code does: no pull in the first sub-problem, and a tenth of the loss on pairs
+            within the batch is added. With ``raw_proxies`` the first proxies are those far from the origin, not from
+            random images.
     """
 
     proxies_per_class: int = 8
@@ -124,6 +126,10 @@ class Ccp(Method):
             raise RecipeError("method.raw_proxies and method.best_proxies need method.anchors=proxies")
         if ccp.best_proxies and not ccp._ends_by_scores:
             raise RecipeError("method.best_proxies needs sub-problems that end by scores, not after a number of steps")
+        if recipe.objective.options.get("length_penalty") is not None and not ccp.raw_proxies:
+            raise RecipeError(
+                "objective.length_penalty keeps lengths, which proxies need too: set method.raw_proxies=true"
+            )
         if kind == "pair" and ccp.pool_size < ccp.proxies_per_class:
             raise RecipeError("method.pool_size must be at least method.proxies_per_class")
         if ccp._ends_by_scores:
@@ -219,16 +225,21 @@ class Ccp(Method):
 
     @torch.no_grad()
     def _restart_proxies(self, state: TrainingState, *, first: bool) -> None:
-        bank, seed = self.bank, state.recipe.training.seed
-        rows, drawn = self._draw_pool(state.labels, bank.classes, seed)
-        encoder = state.encoder.without_normalisation() if self.raw_proxies else None
-        augmented = None if self.pool == "plain" else lambda index: generator(seed, 2, self.problem, index)
-        pool = state.train_set.embed(rows.ravel(), encoder=encoder, augmented=augmented).view(*rows.shape, -1)
-        valid = torch.from_numpy(drawn).to(pool.device)
+        bank = self.bank
+        rows, valid, pool = self._random_images(state, self.problem, max(self.pool_size, bank.per_class))
+        mean = pool[valid].mean(dim=0)
         if not self._feeds_references:
             # Started from images as they are, every proxy would be near every image.
-            pool = normalise(pool - pool[valid].mean(dim=0), "l2")
-        held = None if first else self._present(state, bank)
+            pool = normalise(pool - mean, "l2")
+        if not first:
+            held = self._present(state, bank)
+        elif self.as_released and self.raw_proxies:
+            # The authors' code keeps zeros until an evaluation was the best: its first pick is the longest vector. Of
+            # normalised ones rounding would decide which that is.
+            held = torch.zeros_like(pool[:, :1])
+        else:
+            held = self._random_images(state, 0, bank.per_class)[2]
+            held = held if self._feeds_references else normalise(held - mean, "l2")
         picks = greedy_k_center(pool, held, bank.per_class, valid=valid)
         chosen = pool.gather(1, picks.unsqueeze(2).expand(-1, -1, pool.shape[2]))
         if not self._feeds_references:
@@ -247,20 +258,26 @@ class Ccp(Method):
         vectors = bank.whole().detach() if self._best_proxies is None else self._best_proxies
         return vectors if self.raw_proxies else normalise(vectors, state.encoder.normalisation)
 
-    def _draw_pool(
-        self, labels: NDArray[np.int64], classes: int, seed: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """``b`` training images of every class ``[C, b]``, and which of them are real where a class has fewer."""
-        rng = generator(seed, 2, self.problem)
-        # Shuffled and then sorted by class, the first b of each class are a random choice.
-        order = rng.permutation(len(labels))
+    def _random_images(
+        self, state: TrainingState, problem: int, count: int
+    ) -> tuple[NDArray[np.int64], Tensor, Tensor]:
+        """``count`` random training images of every class ``[C, count]``, which of them are real, and their embeddings.
+
+        Where a class has fewer, its first one stands in for those that are missing.
+        """
+        seed, labels, classes = state.recipe.training.seed, state.labels, self.bank.classes
+        # Shuffled and then sorted by class, the first of each class are a random choice.
+        order = generator(seed, 2, problem).permutation(len(labels))
         order = order[np.argsort(labels[order], kind="stable")]
         starts = np.searchsorted(labels[order], np.arange(classes))
         sizes = np.bincount(labels, minlength=classes)
-        column = np.arange(max(self.pool_size, self.bank.per_class))[None, :]
-        valid = column < np.minimum(sizes, column.shape[1])[:, None]
-        rows = order[starts[:, None] + np.where(valid, column, 0)]
-        return rows.astype(np.int64), valid
+        column = np.arange(count)[None, :]
+        valid = column < np.minimum(sizes, count)[:, None]
+        rows = order[starts[:, None] + np.where(valid, column, 0)].astype(np.int64)
+        encoder = state.encoder.without_normalisation() if self.raw_proxies else None
+        augmented = None if self.pool == "plain" else lambda index: generator(seed, 2, problem, index)
+        embeddings = state.train_set.embed(rows.ravel(), encoder=encoder, augmented=augmented).view(*rows.shape, -1)
+        return rows, torch.from_numpy(valid).to(embeddings.device), embeddings
 
     def state_dict(self) -> dict[str, Any]:
         return {

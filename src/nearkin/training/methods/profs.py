@@ -12,7 +12,7 @@ from nearkin.data.loader import Batch
 from nearkin.errors import RecipeError
 from nearkin.losses.cross_batch_memory import CrossBatchMemory
 from nearkin.losses.pair_loss import PairLoss, hardest_negatives
-from nearkin.numerics import check_at_least, full_precision
+from nearkin.numerics import check_at_least, full_precision, normalise
 from nearkin.recipe import Recipe
 from nearkin.samplers import BatchSampler
 from nearkin.samplers.class_representatives import ClassRepresentativeSampler
@@ -73,6 +73,12 @@ class Profs(Method):
                 f"PROFS needs two images of two classes in a batch: training.images_per_class ({images}) must be "
                 f"at least 2, and training.batch_size ({batch}) a multiple of it, at least twice as large"
             )
+        inner = recipe.objective.options.get("pair_loss", recipe.objective)
+        if inner.options.get("negatives") == "distance_weighted" and cls(**recipe.method.options).hard_pairs:
+            raise RecipeError(
+                "objective.negatives=distance_weighted draws from all negatives, of which PROFS keeps the hardest: "
+                "set method.hard_pairs=false"
+            )
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
         training = state.recipe.training
@@ -96,7 +102,8 @@ class Profs(Method):
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         count = self.batches.num_representatives
-        self.batches.refresh(labels[:count], embeddings[:count].detach())
+        # A loss may take the embeddings as long as they are; they are compared as they will be searched.
+        self.batches.refresh(labels[:count], normalise(embeddings[:count].detach(), state.encoder.normalisation))
         objective = state.objective
         if isinstance(objective, PairLoss):
             return representative_loss(objective, embeddings, labels, count, hard_pairs=self.hard_pairs)
