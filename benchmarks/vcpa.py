@@ -1,0 +1,227 @@
+"""Why VCPA is below Proxy-Anchor: what its proxies do and which loss the network gets, and what each part costs.
+
+    python benchmarks/vcpa.py features.npz proxy_anchor vcpa vcpa,positive_norm=present --seeds 3
+    python benchmarks/vcpa.py glyphs proxy_anchor vcpa,tau=0.001 --seeds 3 --json probes.jsonl
+
+``features.npz`` holds ``features [N, channels]`` of a frozen backbone and ``labels [N]``; the first half of the classes
+trains a projection. ``glyphs`` trains the recipe glyphs/demo, end to end. A row is ``proxy_anchor`` or ``vcpa`` with
+options of :class:`ProbedVCPA`, or ``epochs``, ``batch`` and ``rate`` of the training. Every sixteenth step is looked at:
+
+* turned: degrees by which a proxy turned in the step; length: of the proxies; sigma; noise: ‖σ‖/‖μ‖;
+* before, after, drawn: Proxy-Anchor's loss of the batch at μ before and after its Newton steps and at what the network
+  was given; gradient: the length of the gradient of the last; agreement: its cosine with that of ``after``;
+* own, hardest: similarity of a sample to its class's μ, and of a class's μ to the nearest sample of another class.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from nearkin import losses
+from nearkin.evaluation import retrieval_scores
+from nearkin.losses.proxy_anchor import ProxyAnchor, proxy_anchor
+from nearkin.losses.vcpa import VariationalProxyAnchor, newton_update
+from nearkin.runs.run import run
+from nearkin.training.recipe_check import load_recipe
+
+EVERY = 16
+SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
+"""Ends of the parts of a run over which what was recorded is averaged."""
+
+
+class Probed(nn.Module):
+    """A loss that records what it sees."""
+
+    latest: Probed  # of this process: a run builds its loss itself
+
+    def __init__(self, *arguments, **options) -> None:
+        super().__init__(*arguments, **options)
+        self.seen, self.steps = [], 0
+        Probed.latest = self
+
+    def record(self, embeddings: Tensor, labels: Tensor, before: Tensor, after: Tensor, drawn: Tensor, sigma: Tensor):
+        self.steps += 1
+        if self.steps % EVERY or not before.any():
+            return
+        before, after, drawn = (proxies.detach().squeeze(1) for proxies in (before, after, drawn))
+        z = embeddings.detach().requires_grad_()
+
+        def loss(proxies: Tensor) -> tuple[float, Tensor]:
+            value = proxy_anchor(normalize(z) @ normalize(proxies).T, labels, alpha=32.0, margin=0.1)
+            return value.item(), torch.autograd.grad(value, z)[0].flatten()
+
+        (loss_after, gradient_after), (loss_drawn, gradient) = loss(after), loss(drawn)
+        similarities, column = normalize(z.detach()) @ normalize(after).T, labels[:, None]
+        lengths = after.norm(dim=1)
+        cosines = torch.cosine_similarity(before, after).clamp(-1, 1)
+        self.seen.append(
+            {
+                "turned": cosines.acos().rad2deg().mean().item(),
+                "length": lengths.mean().item(),
+                "sigma": sigma.square().mean().sqrt().item(),
+                "noise": (sigma.flatten(1).norm(dim=1) / lengths).mean().item(),
+                "before": loss(before)[0],
+                "after": loss_after,
+                "drawn": loss_drawn,
+                "gradient": gradient.norm().item(),
+                "agreement": torch.cosine_similarity(gradient, gradient_after, dim=0).item(),
+                "own": similarities.gather(1, column).mean().item(),
+                "hardest": similarities.scatter(1, column, -1.0).amax(0).mean().item(),
+            }
+        )
+
+    def parts(self) -> list[dict[str, float]]:
+        """Means over the parts of the run that end at SHARES."""
+        ends = [round(share * len(self.seen)) for share in SHARES]
+        parts = [self.seen[start:end] for start, end in itertools.pairwise([0, *ends]) if end > start]
+        return [{name: statistics.fmean(row[name] for row in part) for name in part[0]} for part in parts]
+
+
+class ProbedProxyAnchor(Probed, ProxyAnchor):
+    """Proxy-Anchor; ``before`` are its proxies of the step before, which the optimiser has moved since."""
+
+    def __init__(self, num_classes: int, dim: int, *, positive_norm: str = "present") -> None:
+        super().__init__(num_classes, dim, positive_norm=positive_norm)
+        self.before = torch.zeros_like(self.bank.vectors)
+
+    def forward(self, embeddings, labels):
+        now = self.bank.vectors.detach().clone()
+        if self.training:
+            self.record(embeddings, labels, self.before, now, now, torch.zeros_like(now))
+            self.before = now
+        return super().forward(embeddings, labels)
+
+
+class ProbedVCPA(Probed, VariationalProxyAnchor):
+    """VCPA, with changes that are not the paper's.
+
+    Args:
+        loss_at: the proxies that the network is compared with: ``"drawn"`` after the Newton steps, as published, their
+            ``"mean"``, or a draw from ``"before"`` them.
+        forget: the precision 1/σ² is multiplied by it before each batch, down to the prior's.
+        least_noise: σ is raised before each batch until ‖σ‖/‖μ‖ is this at least.
+        keep_length: the Newton steps must not lengthen μ once ‖μ‖ is this.
+    """
+
+    def __init__(
+        self, num_classes: int, dim: int, *, tau: float = 0.01, newton_steps: int = 10, sigma_min: float = 1e-5,
+        positive_norm: str = "all", loss_at: str = "drawn", forget: float = 1.0, least_noise: float = 0.0,
+        keep_length: float = float("inf"),
+    ) -> None:  # fmt: skip
+        options = {"tau": tau, "newton_steps": newton_steps, "sigma_min": sigma_min, "positive_norm": positive_norm}
+        super().__init__(num_classes, dim, **options)
+        self.loss_at, self.forget, self.least_noise, self.keep_length = loss_at, forget, least_noise, keep_length
+
+    def forward(self, embeddings, labels):
+        if not self.training:
+            return super().forward(embeddings, labels)
+        bank = self.bank
+        before, sigma_before = bank.vectors.detach().clone(), bank.sigma.clone()
+        sigma = (sigma_before.square() / self.forget).clamp_max(sigma_before.square().clamp_min(1.0)).sqrt()
+        noise = sigma.norm(dim=-1, keepdim=True) / before.norm(dim=-1, keepdim=True)
+        sigma = sigma * (self.least_noise / noise).clamp_min(1.0)
+        mu, sigma = newton_update(
+            before, sigma, embeddings, labels, (bank.noise() for _ in range(self.newton_steps)), tau=self.tau,
+            sigma_min=self.sigma_min, positive_norm=self.positive_norm,
+        )  # fmt: skip
+        mu = mu * (self.keep_length / mu.norm(dim=-1, keepdim=True)).clamp_max(1.0)
+        bank.assign(mu, sigma)
+        fresh = bank.noise()
+        drawn = {"drawn": mu + sigma * fresh, "mean": mu, "before": before + sigma_before * fresh}[self.loss_at]
+        self.record(embeddings, labels, before, mu, drawn, sigma)
+        return self.of_proxies(embeddings, drawn, labels, tau=0.0)
+
+
+LOSSES = {"proxy_anchor": ProbedProxyAnchor, "vcpa": ProbedVCPA}
+
+
+def on_features(file: str, name: str, options: dict, seed: int) -> list[dict[str, float]]:
+    """A projection to 512 dimensions, with the optimiser, warm-up aside, of recipe cub/proxy_anchor."""
+    torch.manual_seed(seed)
+    data = np.load(file)
+    features, labels = torch.from_numpy(data["features"]).float(), torch.from_numpy(data["labels"]).long()
+    training = {"epochs": 60, "batch": 180, "rate": 1e-4, "decay": 10}
+    training |= {key: options.pop(key) for key in list(options) if key in training}
+    classes = int(labels.max() + 1) // 2
+    train, test = (labels < classes).nonzero()[:, 0], labels >= classes
+    head = nn.Linear(features.shape[1], 512)
+    nn.init.kaiming_normal_(head.weight, mode="fan_out")
+    loss = LOSSES[name](classes, 512, **options)
+    groups = [{"params": list(head.parameters())}]
+    groups += [{"params": [p for p in loss.parameters() if p.requires_grad], "lr": 100 * training["rate"]}]
+    optimiser = torch.optim.AdamW(groups, lr=training["rate"], weight_decay=1e-4)
+    schedule = torch.optim.lr_scheduler.StepLR(optimiser, training["decay"], 0.5)
+    curve = []
+    for epoch in range(1, training["epochs"] + 1):
+        rows = train[torch.randperm(len(train))]
+        for batch in rows[: len(rows) // training["batch"] * training["batch"]].split(training["batch"]):
+            optimiser.zero_grad()
+            loss(normalize(head(features[batch])), labels[batch]).backward()
+            optimiser.step()
+        schedule.step()
+        if epoch % max(1, training["epochs"] // 10) == 0:
+            with torch.no_grad():
+                embeddings = normalize(head(features[test]))
+            curve.append(retrieval_scores(embeddings, labels[test], scores=["R@1", "MAP@R"]) | {"epoch": epoch})
+    return curve
+
+
+def on_glyphs(_: str, name: str, options: dict, seed: int) -> list[dict[str, float]]:
+    """Recipe glyphs/demo; the last epoch's scores of the test classes."""
+    losses.catalogue()["probed"] = LOSSES[name]
+    keys = {"epochs": "training.epochs", "batch": "training.batch_size", "rate": "training.learning_rate"}
+    changes = {keys.get(key, f"objective.{key}"): value for key, value in options.items()}
+    changes |= {"objective.name": "probed", "training.seed": seed, "training.evaluate_every": 1000}
+    recipe = load_recipe("glyphs/demo", [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    with tempfile.TemporaryDirectory() as folder:
+        return [run(recipe, Path(folder) / "run").test]
+
+
+def read_row(row: str) -> tuple[str, dict]:
+    """``vcpa,tau=0.001`` → ``("vcpa", {"tau": 0.001})``."""
+
+    def value(text: str):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError:
+            return text
+
+    name, *options = row.split(",")
+    return name, {key: value(text) for key, text in (option.split("=") for option in options)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", help="features.npz, or glyphs")
+    parser.add_argument("rows", nargs="+", metavar="ROW")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, metavar="OUT", help="append what each run gave, a line each")
+    given = parser.parse_args()
+    train = on_glyphs if given.data == "glyphs" else on_features
+    for seed, row in itertools.product(range(given.first_seed, given.first_seed + given.seeds), given.rows):
+        name, options = read_row(row)
+        curve = train(given.data, name, options, seed)
+        parts = Probed.latest.parts()
+        best, last = max(curve, key=lambda scores: scores["R@1"]), curve[-1]
+        print(f"{row}, seed {seed}:", *(f"{100 * s[n]:.2f}" for s in (best, last) for n in ("R@1", "MAP@R")), flush=True)
+        for share, part in zip(SHARES, parts, strict=False):
+            print(f"  to {share:.0%}", *(f"{key} {value:.3g}" for key, value in part.items()), flush=True)
+        if given.json:
+            line = {"data": Path(given.data).stem, "row": row, "seed": seed, "curve": curve, "parts": parts}
+            with given.json.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+if __name__ == "__main__":
+    main()
