@@ -1,11 +1,13 @@
 """Why VCPA is below Proxy-Anchor: what its proxies do and which loss the network gets, and what each part costs.
 
     python benchmarks/vcpa.py features.npz proxy_anchor vcpa vcpa,positive_norm=present --seeds 3
-    python benchmarks/vcpa.py glyphs proxy_anchor vcpa,tau=0.001 --seeds 3 --json probes.jsonl
+    python benchmarks/vcpa.py glyphs/demo proxy_anchor vcpa,tau=0.001 --seeds 3 --json probes.jsonl
+    python benchmarks/vcpa.py cub/vcpa proxy_anchor vcpa --set encoder.weights=resnet50_imagenet_v1.safetensors
 
 ``features.npz`` holds ``features [N, channels]`` of a frozen backbone and ``labels [N]``; the first half of the classes
-trains a projection. ``glyphs`` trains the recipe glyphs/demo, end to end. A row is ``proxy_anchor`` or ``vcpa`` with
-options of :class:`ProbedVCPA`, or ``epochs``, ``batch`` and ``rate`` of the training. Every sixteenth step is looked at:
+trains a projection. Everything else is a recipe, which trains end to end. A row is ``proxy_anchor`` or ``vcpa`` with
+options of :class:`ProbedVCPA`, or ``epochs``, ``batch``, ``rate`` and ``decay`` of the training. Printed are R@1 and
+MAP@R of the best and the last evaluation of the test classes, and what was seen in every sixteenth step:
 
 * turned: degrees by which a proxy turned in the step; length: of the proxies; sigma; noise: ‖σ‖/‖μ‖;
 * before, after, drawn: Proxy-Anchor's loss of the batch at μ before and after its Newton steps and at what the network
@@ -88,18 +90,24 @@ class Probed(nn.Module):
 
 
 class ProbedProxyAnchor(Probed, ProxyAnchor):
-    """Proxy-Anchor; ``before`` are its proxies of the step before, which the optimiser has moved since."""
+    """Proxy-Anchor, with noise of ``noise`` times a proxy's length added to it in training.
 
-    def __init__(self, num_classes: int, dim: int, *, positive_norm: str = "present") -> None:
+    ``before`` are its proxies of the step before, which the optimiser has moved since.
+    """
+
+    def __init__(self, num_classes: int, dim: int, *, positive_norm: str = "present", noise: float = 0.0) -> None:
         super().__init__(num_classes, dim, positive_norm=positive_norm)
-        self.before = torch.zeros_like(self.bank.vectors)
+        self.before, self.noise = torch.zeros_like(self.bank.vectors), noise
 
     def forward(self, embeddings, labels):
+        if not self.training:
+            return super().forward(embeddings, labels)
         now = self.bank.vectors.detach().clone()
-        if self.training:
-            self.record(embeddings, labels, self.before, now, now, torch.zeros_like(now))
-            self.before = now
-        return super().forward(embeddings, labels)
+        sigma = (self.noise * now.norm(dim=-1, keepdim=True) / now.shape[-1] ** 0.5).expand_as(now)
+        drawn = self.bank.vectors + sigma * torch.randn_like(now)
+        self.record(embeddings, labels, self.before, now, drawn, sigma)
+        self.before = now
+        return self.of_proxies(embeddings, drawn, labels, tau=0.0)
 
 
 class ProbedVCPA(Probed, VariationalProxyAnchor):
@@ -109,18 +117,18 @@ class ProbedVCPA(Probed, VariationalProxyAnchor):
         loss_at: the proxies that the network is compared with: ``"drawn"`` after the Newton steps, as published, their
             ``"mean"``, or a draw from ``"before"`` them.
         forget: the precision 1/σ² is multiplied by it before each batch, down to the prior's.
-        least_noise: σ is raised before each batch until ‖σ‖/‖μ‖ is this at least.
-        keep_length: the Newton steps must not lengthen μ once ‖μ‖ is this.
+        least_noise: μ is shortened after each batch until ‖σ‖/‖μ‖ is this at least. Its direction stays, which alone
+            counts in the loss; the next steps turn it further.
+        most_noise: μ is lengthened after each batch until ‖σ‖/‖μ‖ is this at most.
     """
 
     def __init__(
         self, num_classes: int, dim: int, *, tau: float = 0.01, newton_steps: int = 10, sigma_min: float = 1e-5,
         positive_norm: str = "all", loss_at: str = "drawn", forget: float = 1.0, least_noise: float = 0.0,
-        keep_length: float = float("inf"),
     ) -> None:  # fmt: skip
         options = {"tau": tau, "newton_steps": newton_steps, "sigma_min": sigma_min, "positive_norm": positive_norm}
         super().__init__(num_classes, dim, **options)
-        self.loss_at, self.forget, self.least_noise, self.keep_length = loss_at, forget, least_noise, keep_length
+        self.loss_at, self.forget, self.least_noise, self.most_noise = loss_at, forget, least_noise, most_noise
 
     def forward(self, embeddings, labels):
         if not self.training:
@@ -128,13 +136,12 @@ class ProbedVCPA(Probed, VariationalProxyAnchor):
         bank = self.bank
         before, sigma_before = bank.vectors.detach().clone(), bank.sigma.clone()
         sigma = (sigma_before.square() / self.forget).clamp_max(sigma_before.square().clamp_min(1.0)).sqrt()
-        noise = sigma.norm(dim=-1, keepdim=True) / before.norm(dim=-1, keepdim=True)
-        sigma = sigma * (self.least_noise / noise).clamp_min(1.0)
         mu, sigma = newton_update(
             before, sigma, embeddings, labels, (bank.noise() for _ in range(self.newton_steps)), tau=self.tau,
             sigma_min=self.sigma_min, positive_norm=self.positive_norm,
         )  # fmt: skip
-        mu = mu * (self.keep_length / mu.norm(dim=-1, keepdim=True)).clamp_max(1.0)
+        noise = sigma.norm(dim=-1, keepdim=True) / mu.norm(dim=-1, keepdim=True)
+        mu = mu * noise / noise.clamp(self.least_noise, self.most_noise)
         bank.assign(mu, sigma)
         fresh = bank.noise()
         drawn = {"drawn": mu + sigma * fresh, "mean": mu, "before": before + sigma_before * fresh}[self.loss_at]
@@ -143,6 +150,14 @@ class ProbedVCPA(Probed, VariationalProxyAnchor):
 
 
 LOSSES = {"proxy_anchor": ProbedProxyAnchor, "vcpa": ProbedVCPA}
+TRAINING = {"epochs": 20, "batch": 180, "rate": 1e-3, "decay": 5}
+KEYS = dict(
+    zip(
+        TRAINING,
+        ("training.epochs", "training.batch_size", "training.learning_rate", "training.lr_decay_every"),
+        strict=True,
+    )
+)
 
 
 def on_features(file: str, name: str, options: dict, seed: int) -> list[dict[str, float]]:
@@ -150,8 +165,7 @@ def on_features(file: str, name: str, options: dict, seed: int) -> list[dict[str
     torch.manual_seed(seed)
     data = np.load(file)
     features, labels = torch.from_numpy(data["features"]).float(), torch.from_numpy(data["labels"]).long()
-    training = {"epochs": 60, "batch": 180, "rate": 1e-4, "decay": 10}
-    training |= {key: options.pop(key) for key in list(options) if key in training}
+    training = TRAINING | {key: options.pop(key) for key in list(options) if key in TRAINING}
     classes = int(labels.max() + 1) // 2
     train, test = (labels < classes).nonzero()[:, 0], labels >= classes
     head = nn.Linear(features.shape[1], 512)
@@ -176,15 +190,15 @@ def on_features(file: str, name: str, options: dict, seed: int) -> list[dict[str
     return curve
 
 
-def on_glyphs(_: str, name: str, options: dict, seed: int) -> list[dict[str, float]]:
-    """Recipe glyphs/demo; the last epoch's scores of the test classes."""
+def by_recipe(recipe: str, name: str, options: dict, seed: int, changes: list[str]) -> list[dict[str, float]]:
+    """A run in a folder of its own; where validation classes chose its epoch, that epoch is the only one scored."""
     losses.catalogue()["probed"] = LOSSES[name]
-    keys = {"epochs": "training.epochs", "batch": "training.batch_size", "rate": "training.learning_rate"}
-    changes = {keys.get(key, f"objective.{key}"): value for key, value in options.items()}
-    changes |= {"objective.name": "probed", "training.seed": seed, "training.evaluate_every": 1000}
-    recipe = load_recipe("glyphs/demo", [f"{key}={json.dumps(value)}" for key, value in changes.items()])
+    options = {KEYS.get(key, f"objective.{key}"): value for key, value in options.items()}
+    options = {"objective.name": "probed"} | options | {"training.seed": seed}
+    plan = load_recipe(recipe, [*changes, *(f"{key}={json.dumps(value)}" for key, value in options.items())])
     with tempfile.TemporaryDirectory() as folder:
-        return [run(recipe, Path(folder) / "run").test]
+        scores = run(plan, Path(folder) / "run")
+    return [scores.test, scores.last if plan.protocol.name == "conventional" else scores.test]
 
 
 def read_row(row: str) -> tuple[str, dict]:
@@ -202,23 +216,36 @@ def read_row(row: str) -> tuple[str, dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="features.npz, or glyphs")
+    parser.add_argument("data", help="features.npz, or a recipe")
     parser.add_argument("rows", nargs="+", metavar="ROW")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="changes of the recipe")
     parser.add_argument("--json", type=Path, metavar="OUT", help="append what each run gave, a line each")
     given = parser.parse_args()
-    train = on_glyphs if given.data == "glyphs" else on_features
     for seed, row in itertools.product(range(given.first_seed, given.first_seed + given.seeds), given.rows):
         name, options = read_row(row)
-        curve = train(given.data, name, options, seed)
+        on_frozen = given.data.endswith(".npz")
+        curve = (
+            on_features(given.data, name, options, seed)
+            if on_frozen
+            else by_recipe(given.data, name, options, seed, given.set)
+        )
         parts = Probed.latest.parts()
         best, last = max(curve, key=lambda scores: scores["R@1"]), curve[-1]
-        print(f"{row}, seed {seed}:", *(f"{100 * s[n]:.2f}" for s in (best, last) for n in ("R@1", "MAP@R")), flush=True)
+        print(
+            f"{row}, seed {seed}:", *(f"{100 * s[n]:.2f}" for s in (best, last) for n in ("R@1", "MAP@R")), flush=True
+        )
         for share, part in zip(SHARES, parts, strict=False):
             print(f"  to {share:.0%}", *(f"{key} {value:.3g}" for key, value in part.items()), flush=True)
         if given.json:
-            line = {"data": Path(given.data).stem, "row": row, "seed": seed, "curve": curve, "parts": parts}
+            line = {
+                "data": Path(given.data).stem if on_frozen else given.data,
+                "row": row,
+                "seed": seed,
+                "curve": curve,
+                "parts": parts,
+            }
             with given.json.open("a") as file:
                 file.write(json.dumps(line) + "\n")
 
