@@ -124,7 +124,7 @@ class ProbedVCPA(Probed, VariationalProxyAnchor):
 
     def __init__(
         self, num_classes: int, dim: int, *, tau: float = 0.01, newton_steps: int = 10, sigma_min: float = 1e-5,
-        positive_norm: str = "all", loss_at: str = "drawn", forget: float = 1.0, least_noise: float = 0.0,
+        positive_norm: str = "all", loss_at: str = "drawn", forget: float = 1.0, least_noise: float = 0.0, most_noise: float = 1e9,
     ) -> None:  # fmt: skip
         options = {"tau": tau, "newton_steps": newton_steps, "sigma_min": sigma_min, "positive_norm": positive_norm}
         super().__init__(num_classes, dim, **options)
