@@ -12,7 +12,8 @@ MAP@R of the best and the last evaluation of the test classes, and what was seen
 * turned: degrees by which a proxy turned in the step; length: of the proxies; sigma; noise: ‖σ‖/‖μ‖;
 * before, after, drawn: Proxy-Anchor's loss of the batch at μ before and after its Newton steps and at what the network
   was given; gradient: the length of the gradient of the last; agreement: its cosine with that of ``after``;
-* own, hardest: similarity of a sample to its class's μ, and of a class's μ to the nearest sample of another class.
+* own, hardest: similarity of a sample to its class's μ, and of a class's μ to the nearest sample of another class;
+* single: cosine of the step that μ took with that of its last draw alone; single_length: their lengths' ratio.
 """
 
 from __future__ import annotations
@@ -51,9 +52,12 @@ class Probed(nn.Module):
         self.seen, self.steps = [], 0
         Probed.latest = self
 
-    def record(self, embeddings: Tensor, labels: Tensor, before: Tensor, after: Tensor, drawn: Tensor, sigma: Tensor):
-        self.steps += 1
-        if self.steps % EVERY or not before.any():
+    def is_due(self) -> bool:
+        return self.steps % EVERY == EVERY - 1
+
+    def record(self, embeddings, labels, before, after, drawn, sigma, **more: float) -> None:
+        due, self.steps = self.is_due(), self.steps + 1
+        if not due:
             return
         before, after, drawn = (proxies.detach().squeeze(1) for proxies in (before, after, drawn))
         z = embeddings.detach().requires_grad_()
@@ -79,14 +83,19 @@ class Probed(nn.Module):
                 "agreement": torch.cosine_similarity(gradient, gradient_after, dim=0).item(),
                 "own": similarities.gather(1, column).mean().item(),
                 "hardest": similarities.scatter(1, column, -1.0).amax(0).mean().item(),
+                **more,
             }
         )
 
-    def parts(self) -> list[dict[str, float]]:
-        """Means over the parts of the run that end at SHARES."""
+    def parts(self) -> dict[str, dict[str, float]]:
+        """Means over the parts of the run, by their ends."""
         ends = [round(share * len(self.seen)) for share in SHARES]
-        parts = [self.seen[start:end] for start, end in itertools.pairwise([0, *ends]) if end > start]
-        return [{name: statistics.fmean(row[name] for row in part) for name in part[0]} for part in parts]
+        parts = {
+            f"{share:.0%}": self.seen[i:j] for share, (i, j) in zip(SHARES, itertools.pairwise([0, *ends])) if j > i
+        }
+        return {
+            end: {name: statistics.fmean(row[name] for row in rows) for name in rows[0]} for end, rows in parts.items()
+        }
 
 
 class ProbedProxyAnchor(Probed, ProxyAnchor):
@@ -124,7 +133,8 @@ class ProbedVCPA(Probed, VariationalProxyAnchor):
 
     def __init__(
         self, num_classes: int, dim: int, *, tau: float = 0.01, newton_steps: int = 10, sigma_min: float = 1e-5,
-        positive_norm: str = "all", loss_at: str = "drawn", forget: float = 1.0, least_noise: float = 0.0, most_noise: float = 1e9,
+        positive_norm: str = "all", loss_at: str = "drawn", forget: float = 1.0, least_noise: float = 0.0,
+        most_noise: float = 1e9,
     ) -> None:  # fmt: skip
         options = {"tau": tau, "newton_steps": newton_steps, "sigma_min": sigma_min, "positive_norm": positive_norm}
         super().__init__(num_classes, dim, **options)
@@ -135,17 +145,22 @@ class ProbedVCPA(Probed, VariationalProxyAnchor):
             return super().forward(embeddings, labels)
         bank = self.bank
         before, sigma_before = bank.vectors.detach().clone(), bank.sigma.clone()
-        sigma = (sigma_before.square() / self.forget).clamp_max(sigma_before.square().clamp_min(1.0)).sqrt()
-        mu, sigma = newton_update(
-            before, sigma, embeddings, labels, (bank.noise() for _ in range(self.newton_steps)), tau=self.tau,
-            sigma_min=self.sigma_min, positive_norm=self.positive_norm,
-        )  # fmt: skip
+        sigma_prior = (sigma_before.square() / self.forget).clamp_max(sigma_before.square().clamp_min(1.0)).sqrt()
+        draws = [bank.noise() for _ in range(self.newton_steps)]
+        options = {"tau": self.tau, "sigma_min": self.sigma_min, "positive_norm": self.positive_norm}
+        mu, sigma = newton_update(before, sigma_prior, embeddings, labels, draws, **options)
+        single = {}
+        if self.is_due():
+            once, _ = newton_update(before, sigma_prior, embeddings, labels, draws[-1:], **options)
+            step, once = (mu - before).flatten(), (once - before).flatten()
+            single["single"] = torch.cosine_similarity(step, once, dim=0).item()
+            single["single_length"] = (once.norm() / step.norm()).item()
         noise = sigma.norm(dim=-1, keepdim=True) / mu.norm(dim=-1, keepdim=True)
         mu = mu * noise / noise.clamp(self.least_noise, self.most_noise)
         bank.assign(mu, sigma)
         fresh = bank.noise()
         drawn = {"drawn": mu + sigma * fresh, "mean": mu, "before": before + sigma_before * fresh}[self.loss_at]
-        self.record(embeddings, labels, before, mu, drawn, sigma)
+        self.record(embeddings, labels, before, mu, drawn, sigma, **single)
         return self.of_proxies(embeddings, drawn, labels, tau=0.0)
 
 
@@ -236,8 +251,8 @@ def main() -> None:
         print(
             f"{row}, seed {seed}:", *(f"{100 * s[n]:.2f}" for s in (best, last) for n in ("R@1", "MAP@R")), flush=True
         )
-        for share, part in zip(SHARES, parts, strict=False):
-            print(f"  to {share:.0%}", *(f"{key} {value:.3g}" for key, value in part.items()), flush=True)
+        for end, part in parts.items():
+            print(f"  to {end}", *(f"{key} {value:.3g}" for key, value in part.items()), flush=True)
         if given.json:
             line = {
                 "data": Path(given.data).stem if on_frozen else given.data,
