@@ -89,13 +89,13 @@ class Probed(nn.Module):
 
     def parts(self) -> dict[str, dict[str, float]]:
         """Means over the parts of the run, by their ends."""
-        ends = [round(share * len(self.seen)) for share in SHARES]
-        parts = {
-            f"{share:.0%}": self.seen[i:j] for share, (i, j) in zip(SHARES, itertools.pairwise([0, *ends])) if j > i
-        }
-        return {
-            end: {name: statistics.fmean(row[name] for row in rows) for name in rows[0]} for end, rows in parts.items()
-        }
+        parts, start = {}, 0
+        for share in SHARES:
+            end = round(share * len(self.seen))
+            if rows := self.seen[start:end]:
+                parts[f"{share:.0%}"] = {name: statistics.fmean(row[name] for row in rows) for name in rows[0]}
+            start = end
+        return parts
 
 
 class ProbedProxyAnchor(Probed, ProxyAnchor):
