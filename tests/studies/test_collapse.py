@@ -79,7 +79,7 @@ def test_a_collapse_is_said_once_and_kept_and_training_goes_on(learned, tmp_path
     assert scores.steps == 20
     assert RunFolder(tmp_path / "run").scores().collapse == scores.collapse
     assert scores["collapse"]["evidence"].startswith(f"R@1 {100 * scores.untrained['R@1']:.1f} → ")
-    assert verdict(scores, recipe) == str(scores.collapse)
+    assert verdict(scores, recipe, tmp_path / "run") == str(scores.collapse)
     folder = RunFolder(tmp_path / "run")
     assert str(scores.collapse) in model_card(folder, recipe, scores, folder.environment()).splitlines()
     # Longer, it is the same collapse, of which nothing new is to be said.

@@ -239,5 +239,5 @@ def test_a_pool_is_embedded_in_chunks_of_the_evaluation_batch():
     counts = []
     state.encoder.register_forward_pre_hook(lambda _, inputs: counts.append(len(inputs[0])))
     state.method.start(state)
-    assert sum(counts) == len(SIZES) * 3
+    assert sum(counts) == len(SIZES) * (3 + 2)  # a pool of three of each class, and two to begin far from
     assert max(counts) == 4
