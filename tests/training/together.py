@@ -234,7 +234,7 @@ COURSES = {
     "ccp-own": [
         "method.name=ccp",
         "objective.name=mpa",
-        "method.patience=1",
+        "method.patience=2",
         "training.evaluate_every_steps=1",
         # R@1 of so few images is soon the same, which ends problems at every step; rounding grows with each new one.
         "protocol.select_by=MAP@R",
