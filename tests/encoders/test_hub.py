@@ -147,3 +147,15 @@ def test_own_photos_start_from_a_transformer_where_its_weights_can_be_had(hub):
     before = len(hub.requests)
     assert own_photos_name(say=said.append) == "own_photos/vit"
     assert not any(command == "GET" for command, *_ in hub.requests[before:])
+
+
+def test_without_a_network_the_hub_is_not_asked_again_and_again(tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")  # a name that never is one (RFC 2606)
+    monkeypatch.setattr(hub, "hf_hub_download", lambda *_, **__: pytest.fail("the library tries for half a minute"))
+    with pytest.raises(DataError, match=r"cannot be had .*check the name and the connection"):
+        weights_file("hub:timm/nothing-of-this-name")

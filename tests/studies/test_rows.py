@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nearkin import losses
-from nearkin.errors import RecipeError
+from nearkin.errors import DataError, RecipeError
 from nearkin.recipe import recipes_folder
 from nearkin.studies.rows import (
     ENDING,
@@ -113,17 +113,21 @@ def test_every_file_of_rows_can_be_trained_on_its_recipe(name):
             assert replace(row.recipe.training, **same_budget) == theirs, "only the budget, as table or title say"
 
 
-def test_a_base_recipe_suits_the_data():
+def test_a_base_recipe_suits_the_data(tmp_path):
     assert base_recipe().data.source == "glyphs"
     cub = base_recipe("cub")
     assert (cub.encoder.backbone, cub.protocol.name, cub.training.batch_size) == ("resnet50_v1", "validation", 120)
     assert (base_recipe("cars").data.source, base_recipe("cars").encoder.backbone) == ("cars", "resnet50_v1")
     assert base_recipe("mnist").encoder.backbone == "small"
-    photos = base_recipe("my photos/2024", say=lambda _: None)
-    assert (photos.data.source, photos.protocol.name) == ("my photos/2024", "validation")
+    photos = base_recipe(str(tmp_path), say=lambda _: None)
+    assert (photos.data.source, photos.protocol.name) == (str(tmp_path), "validation")
     assert rows_file(photos).name == "photos.compare.yml"
     assert base_recipe(None, "cub/proxy_anchor", ["protocol.name=conventional"]).protocol.name == "conventional"
     assert base_recipe("glyphs", overrides=["objective.tau=1"]).objective.options == {}
+    told = []
+    with pytest.raises(DataError, match="neither a folder"):
+        base_recipe("phtos", say=told.append)
+    assert not told, "before weights are looked for"
 
 
 def test_changes_go_to_every_row_and_win():

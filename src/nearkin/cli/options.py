@@ -127,6 +127,7 @@ def recipe_from(
     backbone: str | None = None,
 ) -> Recipe:
     """The recipe of a command line: a name and changes to it, or what suits the images of --data."""
+    from nearkin.data.source import check_source
     from nearkin.runs.folder import own_photos_recipe
     from nearkin.training.recipe_check import load_recipe
 
@@ -142,4 +143,5 @@ def recipe_from(
     def say(text: str) -> None:
         console.print(text, markup=False, highlight=False, soft_wrap=True)
 
+    check_source(data)  # before weights are downloaded
     return own_photos_recipe(data, changes, backbone=backbone, say=say)

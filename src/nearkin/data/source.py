@@ -34,14 +34,18 @@ def read_source(
 
     A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder.
     """
-    text = str(source)
-    if is_benchmark(text):
-        return read_benchmark(text, data_root(root))
-    path = Path(text).expanduser()
-    if path.is_file():
-        return read_manifest(path)
-    if path.exists():
-        return read_folder(path, class_folders=class_folders, warn=False)
+    check_source(source)
+    if is_benchmark(source):
+        return read_benchmark(str(source), data_root(root))
+    path = Path(source).expanduser()
+    return read_manifest(path) if path.is_file() else read_folder(path, class_folders=class_folders, warn=False)
+
+
+def check_source(source: str | Path) -> None:
+    """Refuse what is neither a benchmark nor a path that exists, with names that are near."""
+    text, path = str(source), Path(source).expanduser()
+    if is_benchmark(text) or path.exists():
+        return
     if any(mark in text for mark in "/\\. ~"):
         raise DataError(f"there is no folder or manifest {str(path)!r}{suggest_path(path)}")
     near = suggest_path(path) or f": {did_you_mean(text, benchmarks())}"

@@ -11,6 +11,9 @@ import json
 import math
 import os
 import re
+import socket
+import urllib.parse
+import urllib.request
 from pathlib import Path
 
 from nearkin.encoders.preprocessing import Preprocessing
@@ -61,7 +64,10 @@ def _download(weights: str, name: str) -> Path:
     if isinstance(cached, str):
         return Path(cached)
     try:
-        endpoint = os.environ.get("HF_ENDPOINT")
+        endpoint = os.environ.get("HF_ENDPOINT") or hub.constants.ENDPOINT
+        if not hub.constants.HF_HUB_OFFLINE and not urllib.request.getproxies():
+            # Without a network this fails at once, where the library tries for half a minute.
+            socket.getaddrinfo(urllib.parse.urlsplit(endpoint).hostname, None)
         return Path(hub.hf_hub_download(model, name, revision=revision or None, endpoint=endpoint))
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]

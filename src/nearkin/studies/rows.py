@@ -10,6 +10,7 @@ from typing import Any
 
 from nearkin import losses
 from nearkin.data.benchmarks import benchmarks
+from nearkin.data.source import check_source
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
 from nearkin.losses.pml import PREFIX
 from nearkin.recipe import Recipe, recipes_folder
@@ -51,6 +52,7 @@ def shared_recipe(
         return str(nearby) if nearby.is_file() else str(named)
     data = data or "glyphs"
     if data not in benchmarks():
+        check_source(data)
         return own_photos_name(say=say)
     return "glyphs/demo" if data in _SMALL_IMAGES else "cub/proxy_anchor"
 
