@@ -172,10 +172,10 @@ def test_a_name_and_changes_are_told_apart_by_the_sign():
         split_arguments(["a", "k=1", "b"], what="recipe")
 
 
-def test_a_named_recipe_takes_the_data_and_without_a_name_the_data_choose_one():
+def test_a_named_recipe_takes_the_data_and_without_a_name_the_data_choose_one(tmp_path):
     named = recipe_from(["glyphs/demo", "training.seed=4"], "photos", {"training.device": "cpu"}, SILENT)
     assert named == load_recipe("glyphs/demo", ["training.seed=4", "training.device=cpu", "data.source=photos"])
-    own = recipe_from(["training.seed=4"], "photos", {"training.epochs": 2}, SILENT)
-    assert (own.data.source, own.training.seed, own.training.epochs) == ("photos", 4, 2)
+    own = recipe_from(["training.seed=4"], str(tmp_path), {"training.epochs": 2}, SILENT)
+    assert (own.data.source, own.training.seed, own.training.epochs) == (str(tmp_path), 4, 2)
     with pytest.raises(RecipeError):
         recipe_from(["training.seed=4"], None, {}, SILENT)
