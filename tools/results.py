@@ -246,7 +246,7 @@ def speed() -> str:
         "2026-11-19-search-cpu.json",
         "2026-11-19-evaluation-cpu.json",
         "2026-11-16-embed-cpu.json",
-        "2026-11-17-own-photos-to-gallery.txt",
+        "2026-11-19-own-photos-vit-to-gallery.txt",
     )
 
     def read(name: str) -> Any:
@@ -274,7 +274,7 @@ def speed() -> str:
     log = (ROOT / "benchmarks" / "results" / gallery).read_text(encoding="utf-8")
     train, index, serve = re.findall(r"^ {4}\w.*? (\d+ s)$", log, flags=re.M)[:3]
     rows = [
-        ("1,000 photos to the gallery: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
+        ("1,000 photos to the gallery with a ViT-Tiny: train, index, serve", "2 CPU cores", gallery, f"{train}, {index}, {serve}", "–"),
         ("Proxy-Anchor forward and backward, 11,318 classes", "2 CPU cores", losses, anchor[0], f"pytorch-metric-learning {anchor[1]}"),
         ("the same", "one H200", on_gpu, anchor_on_gpu[0], f"pytorch-metric-learning {anchor_on_gpu[1]}"),
         ("one exact search among 100,000 vectors of 512-d", "2 CPU cores", search, one[0], f"faiss, exact {one[1]}"),
