@@ -29,7 +29,7 @@ def list_recipes() -> Listing:
     ('not measured', '69.9', 'nearkin reproduce vcpa/table-1 --rows vcpa --data cub')
     """
     intro = (
-        "Files of `recipes/`, for `nearkin train NAME`. Unless said otherwise, a paper's recipe is for CUB and "
+        "Files of `recipes/`, for `nearkin train NAME`. Unless noted, a paper's recipe is for CUB and "
         "the protocol is conventional. Scores are R@1/MAP@R in per cent, NMI third where both have it. Ours: means "
         "over runs in `results/`. Published: the paper's row that the recipe is or follows."
     )
