@@ -20,7 +20,7 @@ from nearkin.losses import InformativeSampleWeights
 from nearkin.report.opened_run import OpenedRun, open_runs
 from nearkin.report.table import markdown_table
 
-KINDS = ("easy", "informative", "outlier")
+JUDGEMENTS = ("easy", "informative", "outlier")
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the figures there")
     arguments = parser.parse_args()
     lines = [line for run in open_runs(arguments.runs) for line in judged(run)]
-    heads = ("run", "labels", "images", "similarity", *KINDS)
+    heads = ("run", "labels", "images", "similarity", *JUDGEMENTS)
     print(markdown_table([heads, *([str(line[head]) for head in heads] for line in lines)]))
     if arguments.json is not None:
         told = {"setting": setting("cpu"), "lines": lines}
@@ -45,12 +45,12 @@ def judged(run: OpenedRun) -> list[dict[str, object]]:
     true = torch.from_numpy(run.data.table.labels[run.protocol.train_rows])
     similarities = objective.class_similarities(run.embed(run.protocol.train_rows))
     own = similarities.gather(1, given[:, None]).squeeze(1)
-    kinds = dict(zip(KINDS, weighting.judgement(similarities, given), strict=True))
+    judged = dict(zip(JUDGEMENTS, weighting.judgement(similarities, given), strict=True))
     lines = []
     for labels, mine in (("right", classes[given] == true), ("wrong", classes[given] != true)):
         line: dict[str, object] = {"run": run.folder.path.name, "labels": labels, "images": int(mine.sum())}
         line["similarity"] = round(own[mine].mean().item(), 3)
-        lines.append(line | {name: round(each[mine].float().mean().item(), 3) for name, each in kinds.items()})
+        lines.append(line | {name: round(each[mine].float().mean().item(), 3) for name, each in judged.items()})
     return lines
 
 
