@@ -1,6 +1,7 @@
 """Images per second of a whole training loop, beside the same network on one batch that is already there.
 
     python benchmarks/training.py                            # CUDA: ResNet-50, 224 pixels, bf16, batches of 180 and 32
+    python benchmarks/training.py --recipe cub/vit --batches 120   # another network, without its weights
     python benchmarks/training.py --device cpu --threads 2   # the network and the images of Glyphs
     python benchmarks/training.py --json training.json       # keep the figures
 
@@ -90,11 +91,12 @@ class Setting:
         return build_state(self.recipe, self.data())
 
 
-def gpu_setting(folder: Path, batch: int, cache: str) -> Setting:
+def gpu_setting(folder: Path, name: str, batch: int, cache: str) -> Setting:
     recipe = load_recipe(
-        "cub/proxy_anchor",
+        name,
         [
             *STEPS_ONLY,
+            "encoder.weights=null",
             "training.precision=bf16",
             "training.device=cuda",
             f"training.batch_size={batch}",
@@ -245,6 +247,7 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, help="of a round; default: 40 on a GPU, 10 on a CPU")
+    parser.add_argument("--recipe", default="cub/proxy_anchor", help="on a GPU; default: cub/proxy_anchor")
     parser.add_argument("--batches", type=int, nargs="*", default=[180, 32], help="on a GPU")
     parser.add_argument("--caches", nargs="*", default=["device", "disk"], help="on a GPU: values of data.cache")
     parser.add_argument("--threads", type=int, help="CPU threads; default: torch's")
@@ -257,7 +260,7 @@ def main() -> None:
         torch.set_num_threads(given.threads)
     device = pick_device(given.device)
     if given.first_step:
-        setting = gpu_setting(given.folder, 180, "device") if device.type == "cuda" else cpu_setting()
+        setting = gpu_setting(given.folder, given.recipe, 180, "device") if device.type == "cuda" else cpu_setting()
         try:
             with tempfile.TemporaryDirectory() as folder:
                 fit(setting.state(), RunFolder(folder).begin(setting.recipe), Ending())
@@ -273,7 +276,7 @@ def main() -> None:
         if device.type == "cuda":
             if not list(folder.glob("*.safetensors")):
                 write_images(folder)
-            settings = {(b, c): gpu_setting(folder, b, c) for b in given.batches for c in given.caches}
+            settings = {(b, c): gpu_setting(folder, given.recipe, b, c) for b in given.batches for c in given.caches}
         else:
             setting = cpu_setting()
             settings = {(setting.recipe.training.batch_size, "Glyphs"): setting}
@@ -283,7 +286,7 @@ def main() -> None:
             print(line(figures.cells), flush=True)
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-        arguments = ["--device", given.device, "--folder", str(folder)]
+        arguments = ["--device", given.device, "--folder", str(folder), "--recipe", given.recipe]
         arguments += ["--threads", str(given.threads)] if given.threads else []
         first = to_first_step(arguments)
     print(f"from the start of a process to its first step, images decoded before: {first:.1f} s")

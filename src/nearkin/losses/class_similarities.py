@@ -100,27 +100,29 @@ class _ClassSimilarities(Function):
         classes, per_class, _ = vectors.shape
         rows = vectors.flatten(0, 1)
         norms, lengths = _lengths(embeddings).unsqueeze(1), _lengths(rows)
+        unit = embeddings / norms
         keep = per_class > 1 and len(embeddings) * len(rows) * rows.element_size() <= KEPT_BYTES
         similarities, spread = embeddings.new_empty(len(embeddings), classes), embeddings.new_zeros(())
         kept = [similarities] if per_class == 1 else []  # with one proxy the cosines are the similarities
         blocks = (_split(rows, block * per_class), _split(lengths, block * per_class), _split(similarities, block, 1))
         for part, length, found in zip(*blocks, strict=True):
-            cosines = fast_linear(embeddings, part).div_(norms)
+            products = fast_linear(unit, part)
             if per_class == 1:
-                torch.div(cosines, length, out=found)
+                torch.div(products, length, out=found)
                 continue
-            found.copy_(_combined(cosines.div_(length), how, per_class))
+            cosines = products.div_(length)
+            found.copy_(_combined(cosines, how, per_class))
             if keep:
                 kept.append(cosines)
             if how.with_spread:
                 spread += proxy_spread(part.view(-1, per_class, part.shape[1])) * (len(part) / len(rows))
-        ctx.save_for_backward(embeddings, vectors, norms, lengths, *kept)
+        ctx.save_for_backward(embeddings, vectors, unit, norms, lengths, *kept)
         ctx.how, ctx.block = how, block
         return similarities, spread
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, spread_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        embeddings, vectors, norms, lengths, *kept = ctx.saved_tensors
+        embeddings, vectors, unit, norms, lengths, *kept = ctx.saved_tensors
         how, block, per_class, rows = ctx.how, ctx.block, vectors.shape[1], vectors.flatten(0, 1)
         with full_precision(vectors.device.type):
             if torch.is_grad_enabled():  # create_graph=True: second derivatives are wanted
@@ -132,22 +134,22 @@ class _ClassSimilarities(Function):
             slopes_of_blocks = _split(gradient, block, 1)
             for number, (part, length, part_gradient) in enumerate(zip(*blocks, strict=True)):
                 slopes = slopes_of_blocks[number]
-                cosines = kept[number] if kept else fast_linear(embeddings, part).div_(norms).div_(length)
+                cosines = kept[number] if kept else fast_linear(unit, part).div_(length)
                 if per_class > 1:
                     slopes = _slopes(lambda x: _combined(x, how, per_class), cosines, slopes)
                 along = slopes * cosines
-                slopes = (slopes / norms).div_(length)
+                slopes = slopes / length
                 products.append(fast_linear(slopes, part.T))
                 along_embeddings.append(along.sum(1, keepdim=True))
                 along_part = along.sum(0).div_(length).div_(length).unsqueeze(1)
-                torch.addcmul(fast_linear(slopes.T, embeddings.T), part, along_part, value=-1.0, out=part_gradient)
+                torch.addcmul(fast_linear(slopes.T, unit.T), part, along_part, value=-1.0, out=part_gradient)
                 if how.with_spread:
                     proxies = part.view(-1, per_class, part.shape[1])
                     share = spread_gradient * (len(part) / len(rows))
                     slopes = _slopes(lambda x: _spread(x, dim=rows.shape[1]), torch.bmm(proxies, proxies.mT), share)
                     part_gradient.view_as(proxies).baddbmm_(slopes + slopes.mT, proxies)
             embeddings_gradient, along = (functools.reduce(torch.add, terms) for terms in (products, along_embeddings))
-            embeddings_gradient.addcmul_(embeddings, along.div_(norms).div_(norms), value=-1.0)
+            embeddings_gradient.addcmul_(unit, along, value=-1.0).div_(norms)
         return embeddings_gradient, rows_gradient.view(vectors.shape), None, None
 
 
