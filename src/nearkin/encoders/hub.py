@@ -1,6 +1,6 @@
-"""Weights from the Hugging Face hub: ``hub:OWNER/MODEL``, one safetensors file, downloaded once and kept in its cache.
+"""Weights from the Hugging Face hub: ``hub:OWNER/MODEL``, one safetensors file, downloaded once into the hub's cache.
 
-The library ``huggingface_hub`` resumes interrupted downloads and honours ``HF_HUB_OFFLINE``, ``HF_HOME`` and
+The library ``huggingface_hub`` resumes interrupted downloads and reads ``HF_HUB_OFFLINE``, ``HF_HOME`` and
 ``HF_ENDPOINT``. No code of a model is run and nothing is unpickled.
 """
 
@@ -23,7 +23,7 @@ PREFIX = "hub:"
 
 
 def weights_file(weights: str | Path) -> Path:
-    """The local file of ``weights``, which is downloaded first where it is ``hub:OWNER/MODEL`` or ``…@REVISION``.
+    """The local file of ``weights``; those of ``hub:OWNER/MODEL`` or ``hub:OWNER/MODEL@REVISION`` are downloaded first.
 
     >>> weights_file("resnet50.safetensors")
     PosixPath('resnet50.safetensors')
@@ -31,8 +31,7 @@ def weights_file(weights: str | Path) -> Path:
     if not str(weights).startswith(PREFIX):
         return Path(weights).expanduser()
     file = _download(str(weights), "model.safetensors")
-    # Large files are kept under their SHA-256.
-    expected = file.resolve().name
+    expected = file.resolve().name  # the cache names large files by their SHA-256
     if re.fullmatch("[0-9a-f]{64}", expected):
         with open(file, "rb") as content:
             if hashlib.file_digest(content, "sha256").hexdigest() != expected:
@@ -41,7 +40,7 @@ def weights_file(weights: str | Path) -> Path:
 
 
 def check_preprocessing(weights: str, preprocessing: Preprocessing) -> None:
-    """Refuse a backbone that would show its weights other pixels than they were trained with, where the hub says so."""
+    """Refuse a backbone whose preprocessing differs from that of its weights, where the hub says what that is."""
     try:
         settings = json.loads(_download(weights, "config.json").read_bytes()).get("pretrained_cfg", {})
     except DataError:
@@ -59,19 +58,18 @@ def check_preprocessing(weights: str, preprocessing: Preprocessing) -> None:
 def _download(weights: str, name: str) -> Path:
     hub = require("huggingface_hub", "hub")
     model, _, revision = weights.removeprefix(PREFIX).partition("@")
-    # A cached file is taken without a question to the hub: where none answers, the library asks for half a minute.
     cached = hub.try_to_load_from_cache(model, name, revision=revision or None)
     if isinstance(cached, str):
         return Path(cached)
     try:
         endpoint = os.environ.get("HF_ENDPOINT") or hub.constants.ENDPOINT
         if not hub.constants.HF_HUB_OFFLINE and not urllib.request.getproxies():
-            # Without a network this fails at once, where the library tries for half a minute.
+            # Without a network this fails at once; the library would try for half a minute.
             socket.getaddrinfo(urllib.parse.urlsplit(endpoint).hostname, None)
         return Path(hub.hf_hub_download(model, name, revision=revision or None, endpoint=endpoint))
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
-            f"{name} of {PREFIX}{model} cannot be had ({reason}): check the name and the connection, or download it "
+            f"cannot download {name} of {PREFIX}{model} ({reason}): check the name and the connection, or download it "
             f"elsewhere and give the file with encoder.weights=PATH"
         ) from error

@@ -1,4 +1,4 @@
-"""Weights from a local file into a backbone, without running anything that the file might contain."""
+"""Loading a weight file into a backbone, without unpickling objects."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What became of a weight file: names of tensors, without wrappers' prefixes.
+    """The tensors of a weight file by name, without wrappers' prefixes.
 
-    ``missing`` are batch-norm counters at most; ``unexpected`` are tensors that the backbone has no place for.
+    ``missing`` can only be batch-norm counters; ``unexpected`` are tensors that the backbone does not have.
     """
 
     path: Path
@@ -45,10 +45,10 @@ class WeightsReport:
 
 
 def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
-    """Fill ``module`` from a ``.safetensors`` file or a ``.pth`` of tensors, all of it or not at all.
+    """Load a ``.safetensors`` file or a ``.pth`` of tensors into ``module``, completely or not at all.
 
-    Prefixes of wrappers (``module.``, ``backbone.``, ``model.``) do not matter, classifiers are dropped, and tensors
-    stored as ``[1, C]`` become ``[C]``. A parameter that is not there or has another shape is a :class:`DataError`.
+    Prefixes of wrappers (``module.``, ``backbone.``, ``model.``) and classifiers are ignored, and tensors stored as
+    ``[1, C]`` become ``[C]``. A parameter that is missing or has another shape raises :class:`DataError`.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file
@@ -116,7 +116,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _tensors(content: object, path: Path) -> Mapping[str, Tensor]:
-    """The mapping of tensors in what ``torch.load`` returned, out of the wrapper that training scripts put round it."""
+    """The tensors by name in what ``torch.load`` returned, also inside the dictionaries that training scripts save."""
     for _ in range(4):
         if not isinstance(content, Mapping):
             break
@@ -129,7 +129,7 @@ def _tensors(content: object, path: Path) -> Mapping[str, Tensor]:
 
 
 def _bare(name: str) -> str:
-    """A tensor's name without the prefixes of wrappers, however many: ``conv1.weight``."""
+    """A tensor's name without all prefixes of wrappers: ``conv1.weight``."""
     while name.startswith(PREFIXES):
         name = name.split(".", 1)[1]
     return name
