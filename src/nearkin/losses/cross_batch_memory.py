@@ -19,9 +19,8 @@ class CrossBatchMemory(nn.Module):
         L(\text{batch}) + L(\text{batch vs memory})
 
     The memory is a queue of the last ``size`` embeddings, without gradient. It starts after ``warmup_steps``, when
-    embeddings drift slowly enough for old ones to be of use. A batch is compared with the memory first and stored
-    afterwards, so it never meets itself. Only training mode counts steps and stores. The memory and the number of steps
-    are in ``state_dict``.
+    embeddings drift slowly enough for old ones to be useful. A batch is stored after it was compared with the memory.
+    Only training mode counts steps and stores. The memory and the number of steps are in ``state_dict``.
 
     Args:
         pair_loss: the loss L.
@@ -53,7 +52,7 @@ class CrossBatchMemory(nn.Module):
     def memory_loss(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """The term of the memory alone; in training mode it also counts the step and stores the batch.
 
-        For a method that chooses the pairs within the batch itself: it calls this once per step instead of the module.
+        A method that chooses the pairs within the batch itself calls this once per step instead of the module.
         """
         memory, columns = self.memory, self.memory.embeddings.shape[1]
         if memory.fill and embeddings.ndim == 2 and embeddings.shape[1] != columns:
