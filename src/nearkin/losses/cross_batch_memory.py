@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nearkin.losses.embedding_queue import EmbeddingQueue
 from nearkin.losses.pair_loss import PairLoss
-from nearkin.numerics import Labels, as_labels, at_least_float32, check_at_least
+from nearkin.numerics import Labels, at_least_float32, check_at_least, checked_labels
 
 __all__ = ["CrossBatchMemory"]
 
@@ -64,7 +64,7 @@ class CrossBatchMemory(nn.Module):
             loss = self.pair_loss(embeddings, labels, memory.embeddings, memory.labels)
         if self.training:
             if self.steps >= self.warmup_steps:
-                memory.put(embeddings, as_labels(labels, embeddings))
+                memory.put(embeddings, checked_labels(labels, embeddings))
             self.steps += 1
         return loss
 

@@ -277,7 +277,7 @@ class InformativeSampleWeights(nn.Module):
 
 
 class Thresholds(NamedTuple):
-    """Per class ``[num_classes]``: E, η, L, L − η, and the weights of positives (σ) and easy negatives (1/max(1, E))."""
+    """Per class ``[num_classes]``: E, η, L, L − η, σ for positives, and the weight of easy negatives (1/max(1, E))."""
 
     effective_number: Tensor
     search_length: Tensor

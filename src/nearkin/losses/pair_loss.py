@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from nearkin.numerics import (
     Labels,
     Normalisation,
-    as_labels,
     at_least_float32,
     check_choice,
     check_embeddings,
-    check_labels,
+    checked_labels,
     full_precision,
     normalise,
     rounding_floor,
@@ -107,14 +106,12 @@ class PairLoss(nn.Module):
         if (references is None) != (reference_labels is None):
             raise ValueError("references and reference_labels go together: give both or neither")
         check_embeddings(embeddings)
-        labels = as_labels(labels, embeddings)
-        check_labels(labels, embeddings.shape[0])
+        labels = checked_labels(labels, embeddings)
         if references is None or reference_labels is None:
             with full_precision(embeddings.device.type):
                 return self._within(embeddings, labels)
         check_embeddings(references, dim=embeddings.shape[1], name="references")
-        reference_labels = as_labels(reference_labels, embeddings, name="reference_labels")
-        check_labels(reference_labels, references.shape[0], name="reference_labels")
+        reference_labels = checked_labels(reference_labels, references, name="reference_labels")
         with full_precision(embeddings.device.type):
             queries = self._normalised(embeddings)
             others = self._normalised(references).to(queries.dtype)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nearkin.errors import RecipeError, did_you_mean, require
-from nearkin.numerics import Labels, as_labels, at_least_float32, check_embeddings, full_precision
+from nearkin.numerics import Labels, at_least_float32, check_embeddings, checked_labels, full_precision
 
 PREFIX = "pml:"
 TWO_VIEWS = "it compares two views of each image, and a batch has one"
@@ -58,7 +58,7 @@ class PmlLoss(nn.Module):
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
         check_embeddings(embeddings)
-        labels = as_labels(labels, embeddings)
+        labels = checked_labels(labels, embeddings)
         with full_precision(embeddings.device.type):
             embeddings = at_least_float32(embeddings)
             chosen = None if self.miner is None else self.miner(embeddings, labels)

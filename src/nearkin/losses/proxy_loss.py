@@ -15,12 +15,11 @@ from nearkin.numerics import (
     EXCLUDED,
     NORM_FLOOR,
     Labels,
-    as_labels,
     at_least_float32,
     check_choice,
     check_embeddings,
-    check_labels,
     check_positive,
+    checked_labels,
     full_precision,
     l2_normalise,
 )
@@ -144,11 +143,9 @@ class ProxyLoss(nn.Module):
             self.weighting.begin_epoch(epoch)
 
     def _checked(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        """The labels as int64 on the embeddings' device, where both fit the loss."""
-        labels = as_labels(labels, embeddings)
+        """The labels as int64 on the embeddings' device, if both fit the loss."""
         check_embeddings(embeddings, dim=self.bank.dim)
-        check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
-        return labels.long()
+        return checked_labels(labels, embeddings, num_classes=self.num_classes).long()
 
 
 def positives_and_negatives(

@@ -43,7 +43,7 @@ class VariationalProxyAnchor(ProxyLoss):
         \tau\,\mathrm{KL}(q\,\|\,q_\text{before}) + \mathbb{E}_{\hat p\sim q}[L_\text{PA}(\text{batch}, \hat p)]
 
     with constant embeddings (:func:`newton_update`), and then returns :math:`L_\text{PA}` on a fresh draw
-    :math:`\hat p = \mu + \sigma\circ\epsilon`, whose gradient reaches the embeddings only: μ and σ are not parameters of
+    :math:`\hat p = \mu + \sigma\circ\epsilon`. Its gradient reaches the embeddings only: μ and σ are not parameters of
     the optimiser but state, which the forward pass changes in training mode. In eval mode nothing is updated and
     :math:`\hat p = \mu`.
 
@@ -197,8 +197,8 @@ def newton_update(
         {\tau(1/\sigma'^2 + 1/\sigma^2) + \epsilon^2 H},\ \sigma_\text{min}\Big)
 
     With K proxies per class :math:`s_i = \sum_k a_{ik} s_{ik}`, where :math:`a_{ik}` is the share of sample i that
-    belongs to proxy k: :math:`\mathrm{softmax}_k(s_{ik}/\gamma)`, 1 for the nearest proxy, or 1/K. In each step :math:`a`
-    counts as constant, as the lengths do, so that for proxy k :math:`G^\pm = \sum w^\pm_i a_{ik} u_i` and
+    belongs to proxy k: :math:`\mathrm{softmax}_k(s_{ik}/\gamma)`, 1 for the nearest proxy, or 1/K. In each step
+    :math:`a` is constant, as the lengths are, so that for proxy k :math:`G^\pm = \sum w^\pm_i a_{ik} u_i` and
     :math:`Q^\pm = \sum w^\pm_i a_{ik}^2 u_i^2`. With ``positive_norm="present"`` the terms of the positives,
     :math:`G^+` and :math:`Q^+ - (G^+)^2`, are divided by the number of classes in the batch instead of C.
 
