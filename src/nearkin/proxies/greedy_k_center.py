@@ -11,11 +11,10 @@ from torch import Tensor
 
 @torch.no_grad()
 def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Tensor | None = None) -> Tensor:
-    """Pick ``k`` pool members per class, each the farthest from those there already, for all classes at once.
+    """Pick ``k`` pool members per class, each the farthest from the points so far, for all classes at once.
 
     ``argmax_u min_v ‖u − v‖`` over the pool, with ``v`` among the ``existing`` points and the members picked so far
-    (CCP, algorithm 2), as :func:`farthest_first` does. A class with fewer than ``k`` members repeats its picks in their
-    order.
+    (CCP, algorithm 2), see :func:`farthest_first`. A class with fewer than ``k`` members repeats its picks in order.
 
     Args:
         pool: embeddings ``[C, b, D]``.
@@ -35,20 +34,19 @@ def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Ten
     """
     _check(pool, existing, k, valid)
     chosen = torch.stack([pick for pick, _ in islice(farthest_first(pool, existing, valid), k)], dim=1)
-    # Beyond the class's own number of images the order begins again.
     picked = chosen.shape[1]
-    own = picked if valid is None else valid.sum(1, keepdim=True).clamp(min=1, max=picked)
-    turn = torch.arange(k, device=pool.device) % own
+    distinct = picked if valid is None else valid.sum(1, keepdim=True).clamp(min=1, max=picked)
+    turn = torch.arange(k, device=pool.device) % distinct
     return chosen.gather(1, turn.expand(len(pool), k))
 
 
 def farthest_first(
     pool: Tensor, existing: Tensor | None = None, valid: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The members of ``pool [C, b, D]`` one by one, of every class the farthest from those before.
+    """The members of ``pool [C, b, D]`` one by one, in every class the one farthest from those before.
 
-    Without existing points the first is the member nearest the pool's mean. None comes twice while another is left.
-    Ties go to the lower index. The arguments are those of :func:`greedy_k_center`.
+    Without existing points the first is the member nearest to the pool's mean. Ties go to the lower index. The
+    arguments are those of :func:`greedy_k_center`.
 
     Yields:
         Indices into the pool ``[C]``, and the squared distance ``[C, b]`` of each member to the nearest centre so far.
