@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from nearkin.encoders import build_encoder
-from nearkin.encoders.hub import weights_file
+from nearkin.encoders.weights import weights_file
 from nearkin.errors import DataError, RecipeError
 from nearkin.runs.folder import own_photos_name
 from nearkin.training.recipe_check import load_recipe, validate

@@ -14,9 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.backbone import Backbone, fold_batch_norms
-from nearkin.encoders.hub import PREFIX, check_preprocessing, weights_file
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.encoders.weights import WeightsReport, load_weights
+from nearkin.encoders.weights import HUB, WeightsReport, check_preprocessing, load_weights, weights_file
 from nearkin.errors import RecipeError, did_you_mean
 from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise
 
@@ -251,6 +250,6 @@ def build_encoder(
                 "file, or use the backbone efficientnet_lite0, whose weights come with the extra 'lite'"
             )
         encoder.weights_report = load_weights(network, path)
-        if str(weights).startswith(PREFIX):
+        if str(weights).startswith(HUB):
             check_preprocessing(str(weights), network.preprocessing)
     return encoder
