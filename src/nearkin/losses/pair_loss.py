@@ -107,16 +107,15 @@ class PairLoss(nn.Module):
             raise ValueError("references and reference_labels go together: give both or neither")
         check_embeddings(embeddings)
         labels = checked_labels(labels, embeddings)
-        if references is None or reference_labels is None:
-            with full_precision(embeddings.device.type):
-                return self._within(embeddings, labels)
-        check_embeddings(references, dim=embeddings.shape[1], name="references")
-        reference_labels = checked_labels(reference_labels, references, name="reference_labels")
         with full_precision(embeddings.device.type):
+            if references is None or reference_labels is None:
+                return self._within(embeddings, labels)
+            check_embeddings(references, dim=embeddings.shape[1], name="references")
+            reference_labels = checked_labels(reference_labels, references, name="reference_labels")
             queries = self._normalised(embeddings)
-            others = self._normalised(references).to(queries.dtype)
+            references = self._normalised(references).to(queries.dtype)
             same = labels[:, None] == reference_labels
-            return Pairs(queries, others, products(queries, others), same, ~same, within_batch=False)
+            return Pairs(queries, references, products(queries, references), same, ~same, within_batch=False)
 
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
         queries = self._normalised(embeddings)

@@ -1,7 +1,7 @@
 """Losses of pytorch-metric-learning: ``objective.name=pml:CircleLoss``, with its own options and ``objective.miner``.
 
-Checkpoints, resume and comparisons work as with the losses of this package. Methods that need a loss's pairs or
-proxies, as CCP and PROFS do, do not take them.
+Checkpoints, resume and comparisons work as with the losses of this package. CCP and PROFS need a loss's pairs or
+proxies and do not take them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ REFUSED = {
     "VICRegLoss": TWO_VIEWS,
 }
 SIZES = {"num_classes": "num_classes", "embedding_size": "dim", "descriptors_dim": "dim"}
-"""What the library calls the sizes that the data and the encoder decide."""
+"""The library's names of the sizes, and ours."""
 OBJECTS = ("reducer", "distance", "collect_stats", "mat_based_loss", "weight_init_func")
-"""Arguments that are objects, which a recipe cannot hold, as those of regularisers are."""
+"""Arguments that are objects, which a recipe cannot contain; so are those of regularisers."""
 
 
 class PmlLoss(nn.Module):
@@ -53,7 +53,7 @@ class PmlLoss(nn.Module):
 
     @property
     def class_weights(self) -> list[nn.Parameter]:
-        """What it learns for the classes, which takes the learning rate of proxies."""
+        """The parameters with the learning rate of proxies."""
         return list(self.loss.parameters())
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
@@ -100,7 +100,7 @@ def pml_loss(name: str) -> type[PmlLoss]:
 
 
 def pml_names() -> list[str]:
-    """Every loss that ``pml:`` serves; none without the library.
+    """The losses of ``pml:`` by name.
 
     >>> pml_names()[:3]
     ['pml:AngularLoss', 'pml:ArcFaceLoss', 'pml:CircleLoss']
@@ -114,15 +114,15 @@ def _is_loss(value: object) -> bool:
 
 
 def _parameters(loss: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The named arguments of a constructor, and of those that it passes the others on to."""
-    found: dict[str, inspect.Parameter] = {}
+    """The named arguments of a constructor and of its parents' constructors."""
+    parameters: dict[str, inspect.Parameter] = {}
     for ancestor in loss.__mro__:
         if "__init__" not in vars(ancestor) or ancestor is nn.Module:
             continue
         for key, parameter in list(inspect.signature(vars(ancestor)["__init__"]).parameters.items())[1:]:
             if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-                found.setdefault(key, parameter)
-    return found
+                parameters.setdefault(key, parameter)
+    return parameters
 
 
 def _build_miner(miner: str | Mapping[str, Any]) -> nn.Module:
