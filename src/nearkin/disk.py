@@ -125,13 +125,12 @@ def sole_writer_of(folder: Path, *, flag: str = "-o") -> Iterator[None]:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     make_folder(folder, flag=flag)
     lock = filelock.FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        busy = f"{folder} is being written by {_holder(folder)}"
-        raise BusyError(f"{busy}: wait until it has ended, or give another folder with {flag}") from None
-    except OSError as error:
-        raise output_error(error, folder / LOCK) from error
+    with writing(folder / LOCK):
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            busy = f"{folder} is being written by {_holder(folder)}"
+            raise BusyError(f"{busy}: wait until it has ended, or give another folder with {flag}") from None
     try:
         with writing(folder / HOLDER, needed=1000):
             (folder / HOLDER).write_text(_this_process(), encoding="utf-8")

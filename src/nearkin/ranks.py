@@ -142,7 +142,11 @@ def gather_columns(columns: Tensor, count: int) -> Tensor:
 
 def with_summed_gradient(x: Tensor) -> Tensor:
     """``x``, equal on all ranks, which compute different parts from it: its gradient is summed over the ranks."""
-    return x if world() == 1 else _SummedGradient.apply(x)  # type: ignore[no-untyped-call]
+    if world() == 1 or not x.requires_grad:
+        return x
+    x = x.view_as(x)
+    x.register_hook(lambda gradient: _all_reduce(gradient.clone(memory_format=torch.contiguous_format)))  # type: ignore[no-untyped-call]
+    return x
 
 
 def sum_of_parts(part: Tensor) -> Tensor:
@@ -250,17 +254,6 @@ class _Gathered(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient[ctx.local.start : ctx.local.stop], None
-
-
-class _SummedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _all_reduce(gradient.clone(memory_format=torch.contiguous_format))
 
 
 class _SumOfParts(torch.autograd.Function):

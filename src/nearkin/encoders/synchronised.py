@@ -29,7 +29,8 @@ class _Synchronised:
             mean = sums[:-1] / count
             centred = wide - mean.view(shape)
             variance = sum_within(centred.square().sum(axes)) / count
-            _update_statistics(self, mean, variance, count)
+            if self.running_mean is not None:
+                _update_statistics(self, mean, variance * (count / (count - 1)))
             y = centred * (variance + self.eps).rsqrt().view(shape)
             if self.affine:
                 y = y * self.weight.view(shape) + self.bias.view(shape)
@@ -53,15 +54,12 @@ def is_synchronised(network: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _update_statistics(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Update the running statistics, as torch's batch-norm does."""
-    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
-        return
+def _update_statistics(norm: Any, mean: Tensor, unbiased_variance: Tensor) -> None:
+    """Update the running statistics like torch's batch-norm."""
     norm.num_batches_tracked.add_(1)
     momentum = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
     norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-    unbiased = variance * (count / (count - 1))
-    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), momentum)
+    norm.running_var.lerp_(unbiased_variance.to(norm.running_var.dtype), momentum)
 
 
 def synchronise_batch_norm(network: nn.Module) -> None:

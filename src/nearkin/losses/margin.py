@@ -59,9 +59,7 @@ class Margin(PairLoss):
         check_choice("nonzero", "pairs", reduction=reduction)
         check_choice("all", "hard", "distance_weighted", negatives=negatives)
         if negatives == "distance_weighted" and normalisation != "l2":
-            raise ValueError(
-                "negatives='distance_weighted' is for the unit sphere: it needs normalisation 'l2', not 'ball'"
-            )
+            raise ValueError("negatives='distance_weighted' is for the unit sphere: it needs normalisation 'l2'")
         self.margin = margin
         self.beta = nn.Parameter(torch.tensor(float(beta)))
         self.reduction = reduction

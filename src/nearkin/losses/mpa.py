@@ -21,8 +21,8 @@ class MultiProxyAnchor(ProxyLoss):
         +\frac{1}{C}\sum_{c}\log\Big(1+\sum_{x\in X^-_c}e^{\alpha(S(x,c)+\delta)}\Big) + \tau\,\text{Reg}
 
     (equation 7) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
-    :class:`ProxyAnchor`, but a class may have several centres; with K = 1 and τ = 0 the two are equal. The paper divides
-    the second sum by the number of classes with a negative in the batch: all of them, unless the batch has one class.
+    :class:`ProxyAnchor`, but a class may have several centres; with K = 1 and τ = 0 the two are equal. The paper's
+    divisor of the second sum, the classes with a negative in the batch, is C unless the batch has only one class.
     :class:`DataWiseMultiProxyAnchor` and :class:`AllPairsMultiProxyAnchor` sum over classes.
 
     Args:

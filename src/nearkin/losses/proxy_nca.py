@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nearkin.losses.informative_samples import InformativeSampleWeights
 from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import check_positive
+from nearkin.numerics import check_at_least, check_positive
 
 __all__ = ["ProxyNCA"]
 
@@ -41,10 +41,7 @@ class ProxyNCA(ProxyLoss):
         self, num_classes: int, dim: int, *, scale: float = 3.0, weighting: InformativeSampleWeights | None = None
     ) -> None:
         super().__init__(num_classes, dim, weighting=weighting)
-        if num_classes < 2:
-            raise ValueError(
-                f"num_classes must be at least 2, as Proxy-NCA compares with other classes, got {num_classes}"
-            )
+        check_at_least(2, num_classes=num_classes)
         check_positive(scale=scale)
         self.scale = scale
 

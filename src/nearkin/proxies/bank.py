@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.errors import RecipeError
+from nearkin.numerics import check_at_least
 from nearkin.ranks import gather_rows, share_of, world
 
 _ROWS_AT_ONCE = 4096
@@ -29,9 +30,7 @@ class ProxyBank(nn.Module):
 
     def __init__(self, classes: int, per_class: int, dim: int, *, scale: float = 1.0) -> None:
         super().__init__()
-        for name, value in (("num_classes", classes), ("proxies_per_class", per_class), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, num_classes=classes, proxies_per_class=per_class, dim=dim)
         self.classes = classes
         self.local = share_of(classes)
         """The classes whose proxies are in this process."""

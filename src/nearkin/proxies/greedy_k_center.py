@@ -8,6 +8,8 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from nearkin.numerics import check_at_least
+
 
 @torch.no_grad()
 def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Tensor | None = None) -> Tensor:
@@ -82,11 +84,8 @@ def _squared(pool: Tensor, centre: Tensor) -> Tensor:
 def _check(pool: Tensor, existing: Tensor | None, k: int, valid: Tensor | None) -> None:
     if pool.ndim != 3 or 0 in pool.shape[:2]:
         raise ValueError(f"pool must have shape [C, b, D] with at least one class and member, got {list(pool.shape)}")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    if existing is not None and (
-        existing.ndim != 3 or existing.shape[0] != pool.shape[0] or existing.shape[2] != pool.shape[2]
-    ):
+    check_at_least(1, k=k)
+    if existing is not None and (existing.ndim != 3 or existing.shape[::2] != pool.shape[::2]):
         raise ValueError(f"existing must have shape [{pool.shape[0]}, m, {pool.shape[2]}], got {list(existing.shape)}")
     if valid is not None and (valid.shape != pool.shape[:2] or valid.dtype != torch.bool):
         raise ValueError(f"valid must be bool {list(pool.shape[:2])}, got {valid.dtype} {list(valid.shape)}")

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearkin.numerics import check_at_least
 from nearkin.samplers.sampler import ClassSampler, FairStream
 
 
@@ -56,13 +57,9 @@ class ClassRepresentativeSampler(ClassSampler):
         embeddings: Tensor | None = None,
         seed: int,
     ) -> None:
-        for name, value, least in (
-            ("images_per_class", images_per_class, 2),
-            ("steps_per_projection", steps_per_projection or 0, 0),
-            ("occurrences", occurrences, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        check_at_least(2, images_per_class=images_per_class)
+        check_at_least(1, occurrences=occurrences)
+        check_at_least(0, steps_per_projection=steps_per_projection)
         super().__init__(labels, batch_size=batch_size, images_per_class=images_per_class)
         classes = len(self.rows)
         if embeddings is not None and len(embeddings) != classes:
@@ -84,8 +81,7 @@ class ClassRepresentativeSampler(ClassSampler):
 
     def representatives(self, projection: int) -> NDArray[np.int64]:
         """The row that represents each class in a projection, ``[C]``."""
-        indices = [self._representative(c, projection) for c in range(len(self.rows))]
-        return np.array([rows[index] for rows, index in zip(self.rows, indices, strict=True)], dtype=np.int64)
+        return np.array([rows[self._representative(c, projection)] for c, rows in enumerate(self.rows)], dtype=np.int64)
 
     def next_batch(self) -> NDArray[np.int64]:
         projection = self.drawn // self.steps_per_projection if self.steps_per_projection else 0

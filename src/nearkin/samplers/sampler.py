@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.numerics import check_at_least
+
 
 class BatchSampler(ABC):
     """Chooses the rows of the training table for the next batch.
@@ -126,8 +128,7 @@ class RandomSampler(BatchSampler):
     """
 
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
-        if count < 1 or batch_size < 1:
-            raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
+        check_at_least(1, count=count, batch_size=batch_size)
         self.count = count
         self.batch_size = min(batch_size, count)
         self.batches_per_epoch = count // self.batch_size

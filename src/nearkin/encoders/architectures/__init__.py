@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import csv
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 
-from nearkin.catalogue import modules_of
+from nearkin.catalogue import keyword_options, modules_of
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
 from nearkin.errors import RecipeError, did_you_mean
@@ -58,23 +57,22 @@ def build_backbone(
     """
     prefix, colon, model = name.partition(":")
     if colon and prefix in families():
-        builder = functools.partial(families()[prefix], model)
         if not model:
             raise RecipeError(f"backbone {name!r} needs a model's name after the colon, as in {prefix}:<model>")
+        builder: Builder = functools.partial(families()[prefix], model)
     elif name in backbones():
-        builder = functools.partial(backbones()[name])
+        builder = backbones()[name]
     else:
         valid = [*backbones(), *(f"{family}:<model>" for family in families())]
         raise RecipeError(f"unknown backbone {name!r}; {did_you_mean(name, valid)}")
     values = dict(options or {})
     preprocessing = values.pop("preprocessing", None)
-    parameters = inspect.signature(builder, eval_str=True).parameters.values()
-    types = {parameter.name: parameter.annotation for parameter in parameters}
+    known = keyword_options(builder)
     for option, value in values.items():
-        if option not in types:
-            suggestion = did_you_mean(option, [*types, "preprocessing"])
+        if option not in known:
+            suggestion = did_you_mean(option, [*known, "preprocessing"])
             raise RecipeError(f"backbone {name!r} has no option {option!r}; {suggestion}")
-        values[option] = coerce(value, types[option], f"encoder.options.{option}")
+        values[option] = coerce(value, known[option].annotation, f"encoder.options.{option}")
     backbone = builder(**values)
     if preprocessing is not None:
         backbone.preprocessing = as_preprocessing(preprocessing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,7 @@ VARIANTS = {  # channels and blocks of the seven stages, and the side of the ima
     "lite2": ((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1), 260),
 }
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
-
-
-def _batch_norm(width: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(width, eps=1e-3)
+EPS = 1e-3  # of batch-norm
 
 
 class _Relu6(torch.autograd.Function):
@@ -156,11 +154,11 @@ class InvertedResidual(nn.Module):
         self.has_shortcut = stride == 1 and inputs == outputs
         if self.expands:
             self._expand_conv = SameConv2d(inputs, width, 1, bias=False)
-            self._bn0 = _batch_norm(width)
+            self._bn0 = nn.BatchNorm2d(width, EPS)
         self._depthwise_conv = SameConv2d(width, width, kernel, stride=stride, groups=width, bias=False)
-        self._bn1 = _batch_norm(width)
+        self._bn1 = nn.BatchNorm2d(width, EPS)
         self._project_conv = SameConv2d(width, outputs, 1, bias=False)
-        self._bn2 = _batch_norm(outputs)
+        self._bn2 = nn.BatchNorm2d(outputs, EPS)
 
     def forward(self, x: Tensor) -> Tensor:
         branch = relu6(conv_bn(x, self._expand_conv, self._bn0)) if self.expands else x
@@ -184,7 +182,7 @@ class EfficientNetLite(Backbone):
         self.name = name
         self.last_stage = (f"_blocks.{sum(depths[:5])}",)
         self._conv_stem = SameConv2d(3, 32, 3, stride=2, bias=False)
-        self._bn0 = _batch_norm(32)
+        self._bn0 = nn.BatchNorm2d(32, EPS)
         self._blocks = nn.ModuleList()
         channels = 32
         for outputs, depth, kernel, stride, expansion in zip(widths, depths, KERNELS, STRIDES, EXPANSIONS, strict=True):
@@ -193,7 +191,7 @@ class EfficientNetLite(Backbone):
                 self._blocks.append(block)
                 channels = outputs
         self._conv_head = SameConv2d(channels, 1280, 1, bias=False)
-        self._bn1 = _batch_norm(1280)
+        self._bn1 = nn.BatchNorm2d(1280, EPS)
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -209,9 +207,7 @@ class EfficientNetLite(Backbone):
 
 
 def _preset(name: str, what: str) -> Callable[[], EfficientNetLite]:
-    def build() -> EfficientNetLite:
-        return EfficientNetLite(name)
-
+    build = functools.partial(EfficientNetLite, name)
     build.__doc__ = what
     build.weights, build.licence = "imagenet", "Apache-2.0"  # type: ignore[attr-defined]
     return build

@@ -29,11 +29,9 @@ class HuggingFaceBackbone(Backbone):
         interpolates = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
         self._for_other_sizes = {"interpolate_pos_encoding": True} if interpolates else {}
         # Configurations have no common name for the number of channels, so a blank image shows it.
-        was_training = model.training
         model.eval()
         with torch.no_grad():
             self.out_channels = self(torch.zeros(1, 3, input_size, input_size)).shape[1]
-        model.train(was_training)
 
     def forward(self, images: Tensor) -> Tensor:
         usual = images.shape[-2:] == (self.input_size, self.input_size)

@@ -284,7 +284,6 @@ def _preset(what: str, model: str, **settings: Any) -> Callable[..., VisionTrans
     return build
 
 
-DINO = {"preprocessing": IMAGENET}
 DINOV2 = {"patch": 14, "image_size": 518, "layer_scale": True, "preprocessing": IMAGENET}
 REGISTERS = DINOV2 | {"registers": 4}
 OPENAI = {"pre_norm": True, "quick_gelu": True, "eps": 1e-5, "preprocessing": CLIP}
@@ -292,8 +291,8 @@ BACKBONES = {
     "vit_tiny": _preset("ViT-Tiny/16, 192 channels.", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", **TINY),
     "vit_small": _preset("ViT-Small/16, 384 channels.", "vit_small_patch16_224.augreg_in21k_ft_in1k", **SMALL),
     "vit_base": _preset("ViT-Base/16, 768 channels.", "vit_base_patch16_224.augreg_in21k_ft_in1k", **BASE),
-    "dino_small": _preset("ViT-Small/16 of DINO.", "vit_small_patch16_224.dino", **SMALL, **DINO),
-    "dino_base": _preset("ViT-Base/16 of DINO.", "vit_base_patch16_224.dino", **BASE, **DINO),
+    "dino_small": _preset("ViT-Small/16 of DINO.", "vit_small_patch16_224.dino", **SMALL, preprocessing=IMAGENET),
+    "dino_base": _preset("ViT-Base/16 of DINO.", "vit_base_patch16_224.dino", **BASE, preprocessing=IMAGENET),
     "dinov2_small": _preset("ViT-Small/14 of DINOv2.", "vit_small_patch14_dinov2.lvd142m", **SMALL, **DINOV2),
     "dinov2_base": _preset("ViT-Base/14 of DINOv2.", "vit_base_patch14_dinov2.lvd142m", **BASE, **DINOV2),
     "dinov2_small_registers": _preset(
