@@ -43,9 +43,6 @@ class Backbone(nn.Module):
         self.input_size = input_size
         self.preprocessing = preprocessing
 
-    def forward(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def set_last_stride(self, stride: int) -> None:
         """Give the last stage ``stride`` 1 instead of 2: a feature map twice as fine, with the same weights."""
         if not self.last_stage:

@@ -54,11 +54,9 @@ class CrossBatchMemory(nn.Module):
 
         A method that chooses the pairs within the batch itself calls this once per step instead of the module.
         """
-        memory, columns = self.memory, self.memory.embeddings.shape[1]
-        if memory.fill and embeddings.ndim == 2 and embeddings.shape[1] != columns:
-            raise ValueError(
-                f"embeddings must have {columns} columns, as those in the memory, got {embeddings.shape[1]}"
-            )
+        memory, columns, expected = self.memory, embeddings.shape[-1], self.memory.embeddings.shape[1]
+        if memory.fill and columns != expected:
+            raise ValueError(f"embeddings must have {expected} columns, as those in the memory, got {columns}")
         loss = at_least_float32(embeddings).new_zeros(())
         if memory.fill:
             loss = self.pair_loss(embeddings, labels, memory.embeddings, memory.labels)

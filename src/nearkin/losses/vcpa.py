@@ -27,7 +27,6 @@ from nearkin.proxies import ProxyBank
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]
 
-_DRAWS_AT_ONCE = 2**24
 _NEWTON_BLOCK_BYTES = 2**26
 _SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
 
@@ -353,15 +352,12 @@ class VariationalBank(ProxyBank):
         """
         if draws < 2:
             raise ValueError(f"draws must be at least 2 for a standard deviation, got {draws}")
-        mu, sigma = self.vectors.flatten(0, 1), self.sigma.flatten(0, 1)
-        generator = torch.Generator(mu.device).manual_seed(0)
-        rows = max(1, _DRAWS_AT_ONCE // (draws * self.dim))
-        parts = []
-        for start in range(0, len(mu), rows):
-            mean, deviation = mu[start : start + rows], sigma[start : start + rows]
-            noise = torch.randn(draws, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-            parts.append(l2_normalise(torch.addcmul(mean, deviation, noise)).std(dim=0).sum(dim=-1))
-        return torch.cat(parts).view(self.classes, self.per_class)
+        generator = torch.Generator(self.vectors.device).manual_seed(0)
+        uncertainties = []
+        for mu, sigma in zip(self.vectors.flatten(0, 1), self.sigma.flatten(0, 1), strict=True):
+            noise = torch.randn(draws, self.dim, generator=generator, dtype=mu.dtype, device=mu.device)
+            uncertainties.append(l2_normalise(torch.addcmul(mu, sigma, noise)).std(dim=0).sum())
+        return torch.stack(uncertainties).view(self.classes, self.per_class)
 
     def get_extra_state(self) -> Tensor:
         return self._generator_here().get_state()

@@ -80,7 +80,7 @@ class FairStream:
             part = self._round(turn)[offset : offset + self.group - taken]
             parts.append(part)
             taken += len(part)
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def round_of(self, number: int) -> NDArray[np.int64]:
         """The round of every item of group ``number``, counted from 0."""
@@ -129,20 +129,14 @@ class RandomSampler(BatchSampler):
 
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
         check_at_least(1, count=count, batch_size=batch_size)
-        self.count = count
         self.batch_size = min(batch_size, count)
         self.batches_per_epoch = count // self.batch_size
-        self.seed = seed
-        self._epoch = -1
-        self._order = np.empty(0, dtype=np.int64)
+        self._epochs = FairStream(count, count, seed=seed)
 
     def next_batch(self) -> NDArray[np.int64]:
         epoch, position = divmod(self.drawn, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = generator(self.seed, epoch).permutation(self.count).astype(np.int64)
         self.drawn += 1
-        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        return self._epochs[epoch][position * self.batch_size : (position + 1) * self.batch_size]
 
 
 class BalancedSampler(ClassSampler):
