@@ -47,9 +47,8 @@ def full_precision(device_type: str) -> Iterator[None]:
 def tf32(allowed: bool) -> Iterator[None]:
     """A context that allows TF32 on CUDA, or enforces full float32 precision on every device.
 
-    The setting counts when an operation runs, also in a backward pass. Torch has an older and a newer interface for it,
-    and both are restored afterwards: the older one cannot be read where the newer was used, and setting it changes the
-    newer one.
+    The setting counts when an operation runs, also in a backward pass. Both of torch's interfaces are restored: the
+    older one cannot be read where the newer was used, and setting it changes the newer.
     """
     cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     parts = (cuda, cudnn.conv, cudnn.rnn, cpu)  # type: ignore[attr-defined]

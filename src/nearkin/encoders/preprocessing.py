@@ -58,8 +58,7 @@ class Preprocessing:
 @functools.lru_cache(maxsize=64)
 def gain_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
     """The factor and the offset of pixel values in 0 … 255, float32 ``[3, 1, 1]``."""
-    # Cached per device, so that a batch does not wait for a copy. Ordinary tensors even if the first caller is in
-    # inference mode.
+    # Cached per device, so that a batch does not wait for a copy; so never tensors of inference mode.
     with torch.inference_mode(False):
         mean = torch.tensor(preprocessing.mean, dtype=torch.float64).view(3, 1, 1)
         std = torch.tensor(preprocessing.std, dtype=torch.float64).view(3, 1, 1)

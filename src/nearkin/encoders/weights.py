@@ -1,8 +1,7 @@
 """Weight files: downloaded from the Hugging Face hub or local, and loaded into a backbone.
 
-``hub:OWNER/MODEL`` is one safetensors file, downloaded once into the hub's cache. The library ``huggingface_hub``
-resumes interrupted downloads and reads ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``HF_ENDPOINT``. No code of a model is run
-and no objects are unpickled.
+``hub:OWNER/MODEL`` is one safetensors file, downloaded once into the cache of ``huggingface_hub``, which resumes
+interrupted downloads and reads ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``HF_ENDPOINT``. No code or pickle is run.
 """
 
 from __future__ import annotations
@@ -76,13 +75,9 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
     expected = {_bare(name): (name, tensor) for name, tensor in module.state_dict().items()}
     stored = {_bare(name): tensor for name, tensor in _read(path).items()}
     accepted: dict[str, Tensor] = {}
-    mismatched, unexpected = [], []
-    for name, tensor in stored.items():
-        if name not in expected:
-            if not name.startswith(CLASSIFIERS):
-                unexpected.append(name)
-            continue
-        full_name, target = expected[name]
+    mismatched = []
+    for name in [name for name in stored if name in expected]:
+        tensor, (full_name, target) = stored[name], expected[name]
         if tensor.shape == (1, *target.shape):
             tensor = tensor.squeeze(0)
         if tensor.shape == target.shape:
@@ -93,7 +88,7 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
         path=path,
         loaded=tuple(_bare(name) for name in accepted),
         missing=tuple(name for name in expected if name not in stored),
-        unexpected=tuple(unexpected),
+        unexpected=tuple(name for name in stored if name not in expected and not name.startswith(CLASSIFIERS)),
         mismatched=tuple(mismatched),
     )
     if report.mismatched or any(not name.endswith("num_batches_tracked") for name in report.missing):

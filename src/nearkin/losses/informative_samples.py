@@ -21,8 +21,7 @@ _MEMORY_PER_CLASS = 50
 class PairWeights(NamedTuple):
     """The weight of each (sample, class) pair, a constant to the gradient.
 
-    ``positive [N]`` is for a sample and its own class, ``negative [N, C]`` for a sample and every class; its entry for
-    the sample's own class is ignored.
+    ``positive [N]`` is for a sample's own class, ``negative [N, C]`` for the others; the own class's entry is ignored.
     """
 
     positive: Tensor
@@ -137,8 +136,7 @@ class InformativeSampleWeights(nn.Module):
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64))
         self.register_buffer("average", torch.full((num_classes,), 1.0 / hardness if as_released else 0.0))
         self.register_buffer("in_memory", torch.zeros(num_classes, dtype=torch.int64))
-        # A ring buffer of embeddings, and a last row that takes the rows that are not kept, so that shapes are fixed.
-        # An empty row has the label num_classes.
+        # A ring buffer of embeddings; its last row takes those not kept. An empty row has the label num_classes.
         self.register_buffer("memory", torch.zeros(memory_size + 1, dim))
         self.register_buffer("memory_labels", torch.full((memory_size + 1,), num_classes))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))

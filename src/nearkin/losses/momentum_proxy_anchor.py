@@ -16,8 +16,7 @@ class MomentumProxyAnchor(ProxyAnchor):
     r"""MoCo-PA, the baseline of the VCPA paper (Kim et al., AISTATS 2022, section 4.7).
 
     The same as :class:`~nearkin.losses.ProxyAnchor` over the batch and a first-in-first-out queue of embeddings of past
-    batches. The queue pulls and pushes the proxies but sends no gradient to the network. A batch is queued after its
-    loss. The queue is in ``state_dict``.
+    batches, which gives gradients to the proxies only and is in ``state_dict``. A batch is queued after its loss.
 
     The queue takes embeddings from a second network that follows the trained one, :math:`w \leftarrow m w +
     (1-m)\theta` (``update_ema``). The training loop owns that network and passes its embeddings of the same batch as

@@ -61,8 +61,7 @@ class PairLoss(nn.Module):
 
     Without references the batch is compared with itself, and no sample with itself. With references every
     (sample, reference) pair counts; they may be a method's proxies, class representatives or a memory of past batches.
-    A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`). Everything is computed in float32 or better, also
-    under autocast and TF32.
+    A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`), in full float32 precision also under autocast.
 
     ``representatives`` is the role of PROFS's class representatives in a loss: its anchors; anchors with as many
     negative pairs as positive ones, for a loss that weighs easy and hard pairs alike; or the positives of its anchors.

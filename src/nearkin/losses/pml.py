@@ -1,7 +1,6 @@
 """Losses of pytorch-metric-learning: ``objective.name=pml:CircleLoss``, with its own options and ``objective.miner``.
 
-Checkpoints, resume and comparisons work as with the losses of this package. CCP and PROFS need a loss's pairs or
-proxies and do not take them.
+Checkpoints, resume and comparisons work as with this package's losses. CCP and PROFS do not accept them.
 """
 
 from __future__ import annotations
@@ -75,13 +74,12 @@ def pml_loss(name: str) -> type[PmlLoss]:
     >>> loss(torch.eye(4, 8), torch.tensor([0, 0, 1, 1])).item() > 0
     True
     """
-    library = require("pytorch_metric_learning.losses", "pml")
-    known = {key: value for key, value in vars(library).items() if _is_loss(value)}
+    known = _losses()
     bare = name.removeprefix(PREFIX)
     if bare in REFUSED:
         raise RecipeError(f"{name} does not work here: {REFUSED[bare]}")
     if bare not in known:
-        raise RecipeError(f"unknown objective {name!r}: {did_you_mean(bare, sorted(known))}")
+        raise RecipeError(f"unknown objective {name!r}: {did_you_mean(bare, known)}")
     loss_class = known[bare]
     keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, annotation=Any)
     sizes = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in ("num_classes", "dim")]
@@ -105,12 +103,12 @@ def pml_names() -> list[str]:
     >>> pml_names()[:3]
     ['pml:AngularLoss', 'pml:ArcFaceLoss', 'pml:CircleLoss']
     """
-    library = require("pytorch_metric_learning.losses", "pml")
-    return sorted(f"{PREFIX}{key}" for key, value in vars(library).items() if _is_loss(value) and key not in REFUSED)
+    return sorted(f"{PREFIX}{name}" for name in _losses() if name not in REFUSED)
 
 
-def _is_loss(value: object) -> bool:
-    return inspect.isclass(value) and value.__name__.endswith("Loss") and value.__name__ != "GenericPairLoss"
+def _losses() -> dict[str, type[nn.Module]]:
+    classes = inspect.getmembers(require("pytorch_metric_learning.losses", "pml"), inspect.isclass)
+    return {name: loss for name, loss in classes if name.endswith("Loss") and name != "GenericPairLoss"}
 
 
 def _parameters(loss: type[nn.Module]) -> dict[str, inspect.Parameter]:

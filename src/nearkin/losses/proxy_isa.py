@@ -21,9 +21,8 @@ class ProxyISA(ProxyAnchor):
         +\frac{1}{\sum_{c}\bar\omega^-_c}\sum_{c}
         \log\Big(1+\sum_{x\in X^-_c}e^{\omega^-_{x,c}\alpha(s(x,p_c)+\delta)}\Big)
 
-    (equation 13): :class:`~nearkin.losses.ProxyAnchor` with an adaptive weight ω for every pair of sample and proxy,
-    see :class:`~nearkin.losses.InformativeSampleWeights`; :math:`\bar\omega_c` are the mean weights of the class's
-    positives and negatives in the batch.
+    (equation 13): :class:`~nearkin.losses.ProxyAnchor` with an adaptive weight ω of every pair of sample and proxy, see
+    :class:`~nearkin.losses.InformativeSampleWeights`; :math:`\bar\omega_c` are a class's mean weights in the batch.
 
     The first epoch is plain Proxy-Anchor. From the second on a memory is kept and negatives are weighed, from the third
     on positives too (section 4.1, algorithm 1). In your own loop call ``begin_epoch`` with the epoch, counted from 0.

@@ -46,9 +46,8 @@ class VariationalProxyAnchor(ProxyLoss):
     the optimiser but state, which the forward pass changes in training mode. In eval mode nothing is updated and
     :math:`\hat p = \mu`.
 
-    With ``proxies_per_class`` K > 1, which the paper does not have, every class has K Gaussians and the similarities
-    are those of :class:`~nearkin.losses.MultiProxyAnchor`: MPA with variational proxies. All K start at the same prior;
-    the noise separates them.
+    With ``proxies_per_class`` K > 1, which the paper does not have, this is :class:`~nearkin.losses.MultiProxyAnchor`
+    with K Gaussians per class. All start at the same prior, and the noise separates them.
 
     ``newton_steps=0`` is the paper's setting for SOP and In-shop: μ and σ (through softplus) are ordinary parameters,
     which take one optimiser step per batch. The KL drops out, as its gradient is zero at the previous iterate, so

@@ -32,8 +32,7 @@ class ClassRepresentativeSampler(ClassSampler):
         images_per_class: I, at least 2: the representative and its examples.
         steps_per_projection: M; None for ``ceil(occurrences · I · C / B)``, 0 for one endless projection.
         occurrences: ρ, how often a class is to be in a batch before its representative changes (section 5.4).
-        embeddings: ``[C, D]``, the last known embedding of every class's representative, updated in place; turns mining
-            on.
+        embeddings: ``[C, D]``, the last known embeddings of the representatives, updated in place; turns mining on.
         seed: of all random choices.
 
     Example:

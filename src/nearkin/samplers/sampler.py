@@ -34,10 +34,7 @@ class BatchSampler(ABC):
 
 
 class ClassSampler(BatchSampler):
-    """Batches of ``batch_size / images_per_class`` classes (all, where there are fewer).
-
-    ``rows`` are the rows of each class.
-    """
+    """Batches of ``batch_size / images_per_class`` classes (all, where there are fewer), from the ``rows`` of each."""
 
     def __init__(self, labels: NDArray[np.int64], *, batch_size: int, images_per_class: int) -> None:
         if batch_size < images_per_class or batch_size % images_per_class:
@@ -59,8 +56,7 @@ class FairStream:
     """Groups of ``group`` items out of ``count``, every item once per round.
 
     Round r is a permutation drawn from (seed, stream, r). Where a group extends into the next round, its items are
-    moved back in that round, so that a group has no item twice unless ``group > count``. Group g depends on g alone,
-    so a stream has no state.
+    moved back in that round, so that a group has no item twice unless ``group > count``. A stream has no state.
 
     >>> stream = FairStream(5, 2, seed=0, stream=(7,))
     >>> sorted(item for g in range(5) for item in stream[g].tolist())
