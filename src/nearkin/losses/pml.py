@@ -107,8 +107,8 @@ def pml_names() -> list[str]:
 
 
 def _losses() -> dict[str, type[nn.Module]]:
-    classes = inspect.getmembers(require("pytorch_metric_learning.losses", "pml"), inspect.isclass)
-    return {name: loss for name, loss in classes if name.endswith("Loss") and name != "GenericPairLoss"}
+    library = vars(require("pytorch_metric_learning.losses", "pml"))
+    return {name: loss for name, loss in library.items() if name.endswith("Loss") and name != "GenericPairLoss"}
 
 
 def _parameters(loss: type[nn.Module]) -> dict[str, inspect.Parameter]:
