@@ -24,8 +24,7 @@ import torch
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder, write_atomically
 from nearkin.encoders.architectures import build_backbone, default_weights, measured
-from nearkin.encoders.hub import PREFIX as HUB
-from nearkin.encoders.hub import weights_file
+from nearkin.encoders.weights import HUB, weights_file
 from nearkin.errors import DataError, MissingExtraError, RecipeError
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first

@@ -16,7 +16,7 @@ from nearkin.catalogue import keyword_options
 from nearkin.data.source import is_benchmark
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.encoder import build_pooling
-from nearkin.encoders.hub import weights_file
+from nearkin.encoders.weights import weights_file
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
 from nearkin.losses.pml import PREFIX
