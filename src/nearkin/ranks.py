@@ -144,8 +144,14 @@ def with_summed_gradient(x: Tensor) -> Tensor:
     """``x``, equal on all ranks, which compute different parts from it: its gradient is summed over the ranks."""
     if world() == 1 or not x.requires_grad:
         return x
+
+    def summed(gradient: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError("second derivatives are computed by one process only, not over several")
+        return _all_reduce(gradient.clone(memory_format=torch.contiguous_format))
+
     x = x.view_as(x)
-    x.register_hook(lambda gradient: _all_reduce(gradient.clone(memory_format=torch.contiguous_format)))  # type: ignore[no-untyped-call]
+    x.register_hook(summed)  # type: ignore[no-untyped-call]
     return x
 
 

@@ -142,6 +142,15 @@ def test_a_process_that_is_told_of_others_but_not_where_they_are_says_what_to_do
         pass
 
 
+def test_a_gradient_is_summed_over_processes_and_a_second_one_refused(monkeypatch):
+    monkeypatch.setattr(ranks, "_size", 2)
+    monkeypatch.setattr(ranks, "_all_reduce", lambda tensor: 2 * tensor)
+    x = torch.tensor([3.0], requires_grad=True)
+    assert torch.autograd.grad(ranks.with_summed_gradient(x).square(), x)[0].tolist() == [12.0]
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(ranks.with_summed_gradient(x).square(), x, create_graph=True)
+
+
 def test_alone_nothing_is_gathered_summed_or_waited_for():
     x = torch.ones(2, 3, requires_grad=True)
     assert ranks.gather_rows(x, 2) is ranks.gather_columns(x, 3) is ranks.sum_within(x) is x
