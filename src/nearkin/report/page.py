@@ -33,7 +33,6 @@ from nearkin.report.score_tables import score_table
 from nearkin.report.table import NOTHING, Line, Part, counted, html_table
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import Environment, Outcome, RunFolder
-from nearkin.runs.scores import collapse_mark
 
 T = TypeVar("T")
 
@@ -200,8 +199,7 @@ def differences_section(groups: Sequence[RunGroup]) -> str:
         base = groups[0] if group.base is None else titles.get(group.base)
         if base is None or base is group or base.recipe.protocol.name != group.recipe.protocol.name:
             continue
-        sides = group.marked_title, group.test_by_run, base.marked_title, base.test_by_run
-        comparison = Comparison.of(*sides, collapsed=bool(collapse_mark([*group.scores, *base.scores])))
+        comparison = Comparison.of(group, base)
         rows += [comparison] if comparison is not None else []
     reading = how_to_read(rows)
     return f"{html_table(differences_part(rows))}<p class=note>{escape(reading)}</p>" if reading else ""

@@ -74,7 +74,7 @@ def _draw_rows(axis: Any, panel: Panel) -> None:
         style = {"fmt": "o", "color": colour, "capsize": 3, "markersize": 6, "label": _once(axis, "ours")}
         axis.errorbar(value.mean, height, xerr=value.spread, **style)
     notes = [f" ({result.repeats} of {most} runs)" if 0 < result.repeats < most else "" for result, _ in rows]
-    titles = ["    " * depth + result.title + note for (result, depth), note in zip(rows, notes, strict=True)]
+    titles = ["    " * depth + result.marked_title + note for (result, depth), note in zip(rows, notes, strict=True)]
     axis.set_yticks(range(len(rows)), titles, fontsize=9)
     axis.set(ylim=(len(rows) - 0.5, -0.5), xlabel=_label(panel.column))
     axis.grid(axis="x", alpha=0.3)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from nearkin.evaluation.protocol import SELECTED_ON_TEST, select_by
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Statistic
+from nearkin.report.differences import ScoredRuns
 from nearkin.report.published import SAME_SCORE, Published
 from nearkin.runs.folder import Outcome
-from nearkin.runs.scores import EnsembleScores, Scores, collapse_mark
+from nearkin.runs.scores import EnsembleScores
 from nearkin.studies.study import PlannedRun, Row
 
 ENSEMBLES: dict[str, Literal["separate", "concatenated"]] = {
@@ -60,7 +61,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class RowResult:
+class RowResult(ScoredRuns):
     """A row with all its runs."""
 
     row: Row
@@ -69,14 +70,6 @@ class RowResult:
     @cached_property
     def outcomes(self) -> tuple[Outcome, ...]:
         return tuple(planned.outcome for planned in self.runs)
-
-    @cached_property
-    def finished(self) -> list[PlannedRun]:
-        return [planned for planned in self.runs if planned.folder.is_finished]
-
-    @cached_property
-    def scores(self) -> tuple[Scores, ...]:
-        return tuple(planned.folder.scores() for planned in self.finished)
 
     @cached_property
     def ensemble(self) -> EnsembleScores | None:
@@ -90,9 +83,8 @@ class RowResult:
         return [planned.seed for planned, scores in runs if scores.collapse is not None]
 
     @property
-    def title(self) -> str:
-        """The row's, with a mark where the network collapsed in some run."""
-        return f"{self.row.title}{collapse_mark(self.scores)}"
+    def title(self) -> str:  # type: ignore[override]
+        return self.row.title
 
     @property
     def seeds(self) -> list[int]:
@@ -145,12 +137,11 @@ class RowResult:
         """A score of the reported weights on the test classes."""
         return Statistic.of_key((scores.test for scores in self.scores), name)
 
-    def test_by_seed(self, name: str) -> dict[int, float]:
-        """The same run by run, or of a reality check repeat by repeat."""
-        if self.row.mlrc:
-            return dict(enumerate(self.ensemble.separate[name].values)) if self.ensemble else {}
-        tests = zip(self.seeds, (scores.test or {} for scores in self.scores), strict=True)
-        return {seed: float(value) for seed, test in tests if (value := test.get(name)) is not None}
+    def test_by_run(self, name: str) -> dict[Any, float]:
+        """Of a reality check the mean score of a repeat's models, by repeat."""
+        if not self.row.mlrc:
+            return super().test_by_run(name)
+        return {} if self.ensemble is None else dict(enumerate(self.ensemble.separate[name].values))
 
     def last(self, name: str) -> Statistic | None:
         """The last epoch's score; None where it is not also on the test classes, as the reported one is."""

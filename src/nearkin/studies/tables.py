@@ -151,10 +151,7 @@ def compared_with_base(result: RowResult, results: Results) -> Comparison | None
     """How far a row is from its base or, where it names none, from the first of those without; None for that one."""
     others, named = [other for other, _ in families(results)], result.row.base
     base = next((row for row in others if row.row.name == named or (named is None and row.row.base is None)), None)
-    if base is None or base is result:
-        return None
-    collapsed = bool(result.collapsed or base.collapsed)
-    return Comparison.of(result.title, result.test_by_seed, base.title, base.test_by_seed, collapsed=collapsed)
+    return None if base is None or base is result else Comparison.of(result, base)
 
 
 def conditions_of(results: Results) -> list[str]:
@@ -245,7 +242,7 @@ def _scores(results: Results, columns: Sequence[Column], data: str) -> Part:
     for result, depth in families(results):
         values = {column: value_text(result.value(column), column) for column in shown}
         repeats = str(result.repeats) if result.seeds else result.status
-        entries = [(f"{'· ' * depth}{result.title}", repeats, "", values)]
+        entries = [(f"{'· ' * depth}{result.marked_title}", repeats, "", values)]
         last = {column: score_text(result.last(column.score), column.score) for column in columns if column.is_score}
         if result.seeds and set(last.values()) - {NOTHING}:
             entries.append(("", "last epoch", "last", last))
@@ -274,7 +271,7 @@ def _chosen(results: Results) -> Part:
         pairs = [result.validated(name) if name in (result.select_by, *COMPARED) else None for name in names]
         scores = [score_text(pair and pair[0], name) for pair, name in zip(pairs, names, strict=True)]
         epochs = ", ".join(f"{epoch:.3g}" for epoch in result.chosen_epochs)
-        cells.append([f"{'· ' * depth}{result.title}", *scores, epochs])
+        cells.append([f"{'· ' * depth}{result.marked_title}", *scores, epochs])
     headings = ["", *(f"validation {name}" for name in names), "epochs"]
     return Part.of(headings, cells, title="How the epoch was chosen")
 
