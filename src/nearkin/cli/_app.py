@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Option
 from typer.core import TyperGroup
 
 import nearkin
@@ -50,8 +52,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"nearkin {nearkin.__version__}")
         raise typer.Exit
 
@@ -64,7 +66,7 @@ DISTRIBUTED = ("train", "evaluate", "embed")
 def check_processes(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     if is_distributed() and context.invoked_subcommand not in DISTRIBUTED:
@@ -92,11 +94,13 @@ def announcer(progress: Console, *, as_json: bool = False) -> Announce:
     return announce
 
 
-def print_table(table: Table, format_: str = "table") -> None:
-    """Print a table for a terminal or in a text format."""
+def print_table(table: Table, format_: str = "table", *, as_json: bool = False) -> None:
+    """Print a table for a terminal or in a text format, or its records as JSON."""
     from nearkin.report.table import FORMATS, terminal
 
-    if format_ == "table":
+    if as_json:
+        print(json.dumps(table.records))
+    elif format_ == "table":
         Console().print(terminal(table), highlight=False)
     else:
         print(FORMATS[format_](table), end="")
@@ -138,9 +142,9 @@ def progress_bar(title: str, verbose: bool) -> Iterator[Callable[[int, int], Non
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is removed; without a terminal ``--yes`` is needed."""
+    """Ask before something is removed, unless ``--yes`` has answered; without a terminal it has to."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RecipeError(f"there is no terminal to ask on: {question} Give --yes to do it without asking")
+        raise RecipeError(f"there is no terminal to ask on: {question} Answer with --yes")
     typer.confirm(question, abort=True, err=True)

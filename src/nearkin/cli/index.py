@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from nearkin.cli import options
@@ -51,15 +52,15 @@ app.add_typer(commands, name="index", rich_help_panel=SEARCH)
 def index(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="RUN FOLDER|MANIFEST",
             help="A run or exported file, and the images to add: folders, manifests or image files.",
         ),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new folder, or an index to add to.")] = None,
-    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Label by folder or manifest.")] = True,
+    output: Annotated[Path | None, Option("--output", "-o", help="A new folder, or an index to add to.")] = None,
+    labels: Annotated[bool, Option("--labels/--no-labels", help="Label by folder or manifest.")] = True,
     test_images: Annotated[
-        bool, typer.Option("--test-images", help="Add the run's test images instead of a folder.")
+        bool, Option("--test-images", help="Add the run's test images instead of a folder.")
     ] = False,
     class_folders: options.ClassFolders = None,
     flip: options.Flip = None,
@@ -67,8 +68,7 @@ def index(
     also: options.With = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--engine",
+        Option(
             metavar="NAME|ADDRESS",
             help="exact (the default), faiss, postgresql://HOST/DATABASE (pgvector) or http://HOST:19530 (Milvus). "
             "Changes that of an existing index.",
@@ -95,7 +95,7 @@ def index(
     if len(words) < 2 and not test_images:
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
-        raise RecipeError("name the folder of the index: -o INDEX")
+        raise RecipeError("no folder to write the index to: give -o INDEX")
     if engine is not None:
         check_engine(engine)
     model = load([words[0], *(also or [])], device=device, flip=flip, eval_size=eval_size)
@@ -129,8 +129,7 @@ def index(
 def show_status(
     folder: options.IndexFolder,
     figure: Annotated[
-        Path | None,
-        typer.Option("--figure", metavar="PNG", help="Also draw the reliability of the confidences into this file."),
+        Path | None, Option(metavar="PNG", help="Also draw the reliability of the confidences into this file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -151,10 +150,8 @@ def show_status(
 @commands.command("upgrade")
 def upgrade(
     folder: options.IndexFolder,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, or exported file, with the new encoder.")],
-    drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Drop items whose file is gone or changed.")
-    ] = False,
+    run: Annotated[Path, Argument(metavar="RUN", help="The run, or exported file, with the new encoder.")],
+    drop_missing: Annotated[bool, Option("--drop-missing", help="Drop items whose file is gone or changed.")] = False,
     device: options.Device = None,
     as_json: options.Json = False,
     verbose: options.Verbose = False,
@@ -182,7 +179,7 @@ def upgrade(
 @commands.command("export")
 def export(
     folder: options.IndexFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .parquet.")],
+    output: Annotated[Path, Option("--output", "-o", help="File to write: .npz or .parquet.")],
     where: options.Where = None,
     as_json: options.Json = False,
 ) -> None:
@@ -206,7 +203,7 @@ def export(
 @commands.command("remove")
 def remove(
     folder: options.IndexFolder,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Items to remove.")] = None,
+    ids: Annotated[list[int] | None, Argument(metavar="[ID]...", help="Items to remove.")] = None,
     where: options.Where = None,
     yes: options.Yes = False,
     as_json: options.Json = False,

@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from nearkin.cli import options
 from nearkin.cli._app import LOOK_UP, app, confirm, progress_bar, say
+
+if TYPE_CHECKING:
+    from nearkin.report.listings import Listing
 
 
 @app.command("list", rich_help_panel=LOOK_UP)
 def list_(
     what: Annotated[
         Literal["recipes", "keys", "losses", "methods", "backbones", "scores", "plots"],
-        typer.Argument(
+        Argument(
             metavar="WHAT",
             help="recipes; keys of a recipe, with defaults and meanings; losses, methods, backbones and scores, with "
             "their options; plots, the figures of 'nearkin plot'.",
         ),
     ],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="Print the page of the documentation.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """List what there is to choose from.
@@ -40,22 +43,19 @@ def list_(
         listing = list_recipes()
     else:
         listing = LISTINGS[what]()
-    if as_json:
-        print(json.dumps(list(listing.records)))
-    elif markdown:
+    if markdown and not as_json:
         print(listing.page(), end="")
     else:
-        Console().print(listing.terminal(), highlight=False)
+        _print_listing(listing, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK_UP)
 def datasets(
     download: Annotated[
-        list[str] | None, typer.Option("--download", metavar="NAME", help="Download and unpack it. Repeat for more.")
+        list[str] | None, Option(metavar="NAME", help="Download and unpack it. Repeat for more.")
     ] = None,
     unpack: Annotated[
-        list[Path] | None,
-        typer.Option("--unpack", metavar="FILE", help="Unpack this published archive or list. Repeat for more."),
+        list[Path] | None, Option(metavar="FILE", help="Unpack this published archive or list. Repeat for more.")
     ] = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
@@ -67,8 +67,8 @@ def datasets(
 
     [bold]nearkin datasets --unpack Stanford_Online_Products.zip[/bold]  to where recipes find it
 
-    What was brought is read once, and its images and classes are counted. Without --data-root and NEARKIN_DATA it goes
-    to data/.
+    What was unpacked is read once to count its images and classes. Without --data-root or NEARKIN_DATA it goes to
+    data/.
     """
     from nearkin.data import archives, source
     from nearkin.report.listings import list_datasets
@@ -79,16 +79,12 @@ def datasets(
             lines = archives.obtain(root, download or [], unpack or [], lambda n, of: bar(n // 10**6, of // 10**6))
         print(json.dumps(lines) if as_json else "\n".join(lines))
         return
-    listing = list_datasets(data_root)
-    if as_json:
-        print(json.dumps(list(listing.records)))
-    else:
-        Console().print(listing.terminal(), highlight=False)
+    _print_listing(list_datasets(data_root), as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK_UP)
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove everything in it, after asking.")] = False,
+    clear: Annotated[bool, Option("--clear", help="Remove everything in it, after asking.")] = False,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:
@@ -112,6 +108,13 @@ def cache(
         say(f"Cleared: {_size(total)} in {root}")
     else:
         say(f"{root}: {_size(total)}. Clear it with --clear; set NEARKIN_CACHE to keep it elsewhere.")
+
+
+def _print_listing(listing: Listing, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(listing.records))
+    else:
+        Console().print(listing.terminal(), highlight=False)
 
 
 def _size(count: int) -> str:

@@ -7,7 +7,7 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from nearkin.catalogue import plot_names
 from nearkin.cli import options
@@ -17,14 +17,14 @@ from nearkin.errors import DataError
 
 @app.command(rich_help_panel=COMPARE)
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders that share their data.")],
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders that share their data.")],
     only: Annotated[
-        str | None, typer.Option("--only", help=f"Figures, comma-separated: {', '.join(plot_names())}. Default: all.")
+        str | None, Option(help=f"Figures, comma-separated: {', '.join(plot_names())}. Default: all.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
+        Path | None, Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
     ] = None,
-    file_format: Annotated[Literal["png", "pdf", "svg"], typer.Option("--format", help="Of the files.")] = "png",
+    file_format: Annotated[Literal["png", "pdf", "svg"], Option("--format", help="Of the files.")] = "png",
     classes: options.MapClasses = 12,
     seed: options.ViewSeed = 0,
     checkpoint: options.Checkpoint = "best",
@@ -77,9 +77,9 @@ def plot(
 def report(
     runs: options.RunFolders,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write. Default: report.html, in RUN if there is one.")
+        Path | None, Option("--output", "-o", help="File to write. Default: report.html, in RUN if there is one.")
     ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     classes: options.MapClasses = 12,
     seed: options.ViewSeed = 0,
     data: options.MovedData = None,
@@ -121,7 +121,7 @@ def report(
 def table(
     runs: options.RunFolders,
     format_: options.Format = "md",
-    metrics: Annotated[str | None, typer.Option("--metrics", help="Scores to show, such as R@1,MAP@R.")] = None,
+    metrics: Annotated[str | None, Option(help="Scores to show, such as R@1,MAP@R.")] = None,
 ) -> None:
     """Print the scores of runs as a table for a paper, a page or a program.
 

@@ -87,7 +87,7 @@ def compare(
             chosen = [row for row in chosen if row.name in wanted]
         decides: list[Any] = [fingerprint(row.recipe, besides=("training.seed",)) for row in chosen]
     else:
-        base = base_recipe(data, name, changes)
+        base = base_recipe(name, data, changes)
         file = rows_file(base) if rows_from is None else named_rows(rows_from)
         origin = f"rows of {file.name}"
         chosen = rows_on(base, chosen_rows(read_rows(file), rows), overrides=changes)

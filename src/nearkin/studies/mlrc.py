@@ -80,11 +80,9 @@ class RealityCheck(Study):
         self.rows = [Row(".", recipe.objective.name, recipe, mlrc=True)]
         self.seeds = range(recipe.training.seed, recipe.training.seed + repeats)
 
-    def plan(self) -> list[str]:
-        models, folds = self.runs(), self.rows[0].recipe.protocol.folds
-        done = sum(model.folder.is_finished for model in models)
-        number = f"{folds} folds × {counted(len(self.seeds), 'repeat')} = {counted(len(models), 'model')}"
-        return [f"Plan: {number}, {done} of them finished already, into {self.folder}"]
+    def size(self) -> str:
+        folds = self.rows[0].recipe.protocol.folds
+        return f"{folds} folds × {counted(len(self.seeds), 'repeat')} = {counted(len(self.runs()), 'model')}"
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         if (failure := self.failure(outcomes)) is not None:

@@ -22,7 +22,7 @@ from nearkin.recipe import Recipe, fingerprint, flat, recipes_folder, short_hash
 from nearkin.recipe.reading import PAPERS, check_keys, layered, read_yaml
 from nearkin.report.published import DATA_NAMES, Published, look_up
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.studies.rows import base_recipe
+from nearkin.studies.rows import base_recipe, shared_recipe
 from nearkin.studies.study import Row, chosen_names
 from nearkin.training.recipe_check import load_recipe
 
@@ -319,7 +319,7 @@ def recipe_of(table: PaperTable, row: PaperRow, data: str, settings: Settings, *
     paper = table.recipe_of(row, data)
     if data in table.data:
         return load_recipe(paper, overrides)
-    suited = _on_other_data(load_recipe(paper), base_recipe(data, overrides=[root], say=say))
+    suited = _on_other_data(load_recipe(paper), base_recipe(shared_recipe(data, say=say), data, [root]))
     for changes in row.changes_for(data):
         kept = {section: values for section, values in changes.items() if section not in ("objective", "method")}
         suited = layered(suited, kept)

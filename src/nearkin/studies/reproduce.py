@@ -69,13 +69,12 @@ class Reproduction(Study):
     def runs(self) -> list[PlannedRun]:
         return planned_runs(self.rows, self.folder / "runs", self.seeds) if self.rows else []
 
+    def size(self) -> str:
+        return f"{counted(len(self.runs()), 'run')} for {self.paper.item.id}"
+
     def plan(self) -> list[str]:
         skipped = dict.fromkeys(row.problem for row in self.wanted if row.command and row.problem)
-        runs = self.runs()
-        done = sum(planned.folder.is_finished for planned in runs)
-        number = f"{counted(len(runs), 'run')} for {self.paper.item.id}, {done} of them finished already"
-        plan = f"Plan: {number}, into {self.folder}"
-        return [f"Skipped: {problem}" for problem in skipped] + [plan] * bool(runs)
+        return [f"Skipped: {problem}" for problem in skipped] + super().plan() * bool(self.rows)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         for row in (row for row in self.rows if row.mlrc):

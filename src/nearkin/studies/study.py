@@ -133,13 +133,15 @@ class Study(ABC):
         """Every run, finished or not."""
         return planned_runs(self.rows, self.folder, self.seeds)
 
+    def size(self) -> str:
+        """The number of runs, in words."""
+        rows, seeds = counted(len(self.rows), "row"), counted(len(self.seeds), "seed")
+        return f"{rows} × {seeds} = {counted(len(self.runs()), 'run')}"
+
     def plan(self) -> list[str]:
         """What will be run, in words."""
-        runs = self.runs()
-        done = sum(planned.folder.is_finished and not planned.was_changed(allow=True) for planned in runs)
-        rows, seeds = counted(len(self.rows), "row"), counted(len(self.seeds), "seed")
-        product = f"{rows} × {seeds} = {counted(len(runs), 'run')}"
-        return [f"Plan: {product}, {done} of them finished already, into {self.folder}"]
+        done = sum(run.folder.is_finished and not run.was_changed(allow=True) for run in self.runs())
+        return [f"Plan: {self.size()}, {done} of them finished already, into {self.folder}"]
 
     def run(
         self,
