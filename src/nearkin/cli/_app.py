@@ -70,9 +70,8 @@ def check_processes(
     ] = False,
 ) -> None:
     if is_distributed() and context.invoked_subcommand not in DISTRIBUTED:
-        raise RecipeError(
-            f"torchrun is for nearkin {', '.join(DISTRIBUTED)}: start nearkin {context.invoked_subcommand} without it"
-        )
+        command = context.invoked_subcommand
+        raise RecipeError(f"torchrun starts only {', '.join(DISTRIBUTED)}: start nearkin {command} without it")
 
 
 def is_distributed() -> bool:

@@ -57,11 +57,9 @@ def index(
             help="A run or exported file, and the images to add: folders, manifests or image files.",
         ),
     ],
-    output: Annotated[Path | None, Option("--output", "-o", help="A new folder, or an index to add to.")] = None,
+    output: Annotated[Path | None, options.output("A new folder, or an index to add to.")] = None,
     labels: Annotated[bool, Option("--labels/--no-labels", help="Label by folder or manifest.")] = True,
-    test_images: Annotated[
-        bool, Option("--test-images", help="Add the run's test images instead of a folder.")
-    ] = False,
+    test_images: Annotated[bool, Option("--test-images", help="Add the run's test images, not a folder.")] = False,
     class_folders: options.ClassFolders = None,
     flip: options.Flip = None,
     eval_size: options.EvalSize = None,
@@ -179,7 +177,7 @@ def upgrade(
 @commands.command("export")
 def export(
     folder: options.IndexFolder,
-    output: Annotated[Path, Option("--output", "-o", help="File to write: .npz or .parquet.")],
+    output: Annotated[Path, options.output("File to write: .npz or .parquet.")],
     where: options.Where = None,
     as_json: options.Json = False,
 ) -> None:

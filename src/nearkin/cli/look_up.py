@@ -51,9 +51,7 @@ def list_(
 
 @app.command(rich_help_panel=LOOK_UP)
 def datasets(
-    download: Annotated[
-        list[str] | None, Option(metavar="NAME", help="Download and unpack it. Repeat for more.")
-    ] = None,
+    download: Annotated[list[str] | None, Option(metavar="NAME", help="Download and unpack. Repeat for more.")] = None,
     unpack: Annotated[
         list[Path] | None, Option(metavar="FILE", help="Unpack this published archive or list. Repeat for more.")
     ] = None,

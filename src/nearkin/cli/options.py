@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from rich.console import Console
 from typer import Argument, Option
@@ -17,15 +17,19 @@ if TYPE_CHECKING:
     from nearkin.index import Index
     from nearkin.recipe import Recipe
 
+
+def output(help: str) -> Any:
+    """The option ``-o``, for which each command has words of its own."""
+    return Option("--output", "-o", help=help)
+
+
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show progress also when the output is piped.")]
 Checkpoint = Annotated[Literal["best", "last"], Option("--checkpoint", help="Which weights of the run.")]
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 Format = Annotated[Literal["table", "md", "latex", "csv"], Option("--format", help="How to print the result.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do it without asking.")]
-RunFolders = Annotated[
-    list[Path], Argument(metavar="RUN...", help="Run folders, or those of 'nearkin compare' for all their runs.")
-]
+RunFolders = Annotated[list[Path], Argument(metavar="RUN...", help="Run folders, or those of 'nearkin compare'.")]
 OneRun = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 
 DataRoot = Annotated[Path | None, Option("--data-root", help="Folder of the benchmarks. Default: $NEARKIN_DATA.")]
@@ -41,23 +45,17 @@ ClassFolders = Annotated[
 
 RecipeAndChanges = Annotated[
     list[str] | None,
-    Argument(
-        metavar="RECIPE [KEY=VALUE]...", help="A recipe file or name, then changes to it, such as encoder.dim=128."
-    ),
+    Argument(metavar="RECIPE [KEY=VALUE]...", help="A recipe file or name, then changes, such as encoder.dim=128."),
 ]
-RunsFolder = Annotated[
-    Path | None, Option("--output", "-o", help="Folder for all runs. Default: one in runs/ named after the data.")
-]
+RunsFolder = Annotated[Path | None, output("Folder for all runs. Default: one in runs/ named after the data.")]
 Epochs = Annotated[int | None, Option("--epochs", min=0, help="Epochs of every run.")]
 Jobs = Annotated[int, Option("--jobs", "-j", min=1, help="Runs at a time, to fill a GPU.")]
 ListRows = Annotated[bool, Option("--list", help="Show the rows and train nothing.")]
 
-Flip = Annotated[
-    bool | None, Option("--flip/--no-flip", help="Average with the mirror image's embedding. Default: as in the run.")
-]
+Flip = Annotated[bool | None, Option("--flip/--no-flip", help="Average with the mirror image. Default: as in the run.")]
 EvalSize = Annotated[int | None, Option("--eval-size", help="Side of the crops in pixels. Default: the run's.")]
 With = Annotated[
-    list[Path] | None, Option("--with", metavar="RUN", help="Concatenate this run's embeddings. Repeat for more.")
+    list[Path] | None, Option("--with", metavar="RUN", help="Concatenate its embeddings. Repeat for more.")
 ]
 Rerank = Annotated[
     int | None, Option("--rerank", metavar="K", min=1, help="Re-rank by common k-reciprocal neighbours, such as 20.")

@@ -18,12 +18,8 @@ from nearkin.errors import DataError
 @app.command(rich_help_panel=COMPARE)
 def plot(
     runs: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders that share their data.")],
-    only: Annotated[
-        str | None, Option(help=f"Figures, comma-separated: {', '.join(plot_names())}. Default: all.")
-    ] = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
-    ] = None,
+    only: Annotated[str | None, Option(help=f"Figures, by commas: {', '.join(plot_names())}. Default: all.")] = None,
+    output: Annotated[Path | None, options.output("Folder for the figures. Default for one run: RUN/plots.")] = None,
     file_format: Annotated[Literal["png", "pdf", "svg"], Option("--format", help="Of the files.")] = "png",
     classes: options.MapClasses = 12,
     seed: options.ViewSeed = 0,
@@ -77,7 +73,7 @@ def plot(
 def report(
     runs: options.RunFolders,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="File to write. Default: report.html, in RUN if there is one.")
+        Path | None, options.output("File to write. Default: report.html, in RUN if there is one.")
     ] = None,
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     classes: options.MapClasses = 12,

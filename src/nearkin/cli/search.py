@@ -32,13 +32,9 @@ def search(
     crop: Annotated[str | None, Option(metavar="X,Y,W,H", help="A part of the image, in pixels or fractions.")] = None,
     like: Annotated[list[int] | None, Option(metavar="ID", help="Also like this item.")] = None,
     unlike: Annotated[list[int] | None, Option(metavar="ID", help="Not like this item.")] = None,
-    group_by: Annotated[
-        str | None, Option(metavar="FIELD", help="Only the nearest of each label or other value.")
-    ] = None,
+    group_by: Annotated[str | None, Option(metavar="FIELD", help="The nearest of each label or other value.")] = None,
     min_confidence: Annotated[float | None, Option(help="Least confidence of a hit.")] = None,
-    all_copies: Annotated[
-        bool, Option("--all-copies", help="Show every copy of a photo, not one with their number.")
-    ] = False,
+    all_copies: Annotated[bool, Option("--all-copies", help="Show all copies of a photo, not just one.")] = False,
     sheet: options.Sheet = None,
     run: options.MovedRun = None,
     device: options.Device = None,
@@ -188,12 +184,8 @@ def duplicates(
 @app.command(rich_help_panel=SEARCH)
 def cluster(
     folder: options.IndexFolder,
-    number: Annotated[
-        int | None, Option("-n", "--number", help="How many. Default: the number with the best silhouette.")
-    ] = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="New folder for clusters.csv and a contact sheet of each.")
-    ] = None,
+    number: Annotated[int | None, Option("-n", "--number", help="How many. Default: by the best silhouette.")] = None,
+    output: Annotated[Path | None, options.output("New folder for clusters.csv and a contact sheet of each.")] = None,
     where: options.Where = None,
     seed: Annotated[int, Option(help="Seed of k-means.")] = 0,
     as_json: options.Json = False,

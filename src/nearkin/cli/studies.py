@@ -33,12 +33,8 @@ def compare(
             "Default: all that --list shows."
         ),
     ] = None,
-    rows_from: Annotated[
-        str | None, Option(help="File of rows and their recipe, or nearkin's: glyphs-ccp, cub, …")
-    ] = None,
-    recipe: Annotated[
-        str | None, Option(help="The recipe of all rows. Default: the file's, or one for the data.")
-    ] = None,
+    rows_from: Annotated[str | None, Option(help="File of rows and recipe, or nearkin's: glyphs-ccp, cub, …")] = None,
+    recipe: Annotated[str | None, Option(help="Recipe of all rows. Default: the file's, or one for the data.")] = None,
     vary: Annotated[str | None, Option(help="Rows are values of one key: key=a,b,c.")] = None,
     ablate: Annotated[
         list[str] | None, Option(help="A row with this change, key=value; several joined by &. Repeat for more rows.")
@@ -167,7 +163,7 @@ def reproduce(
     ] = None,
     epochs: options.Epochs = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>.")
+        Path | None, options.output("Folder for tables and runs. Default: runs/reproduce/<paper>.")
     ] = None,
     listing: options.ListRows = False,
     format_: options.Format = "table",

@@ -31,7 +31,7 @@ def train(
         Option(help="With --data: one of 'nearkin list backbones'. Default: the best whose weights can be had here."),
     ] = None,
     output: Annotated[
-        Path | None, Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>.")
+        Path | None, options.output("Folder for the run. Default: runs/<data>-<objective>-<hash>.")
     ] = None,
     final: Annotated[
         Path | None,
@@ -49,9 +49,7 @@ def train(
             "for longer, with training.epochs=N.",
         ),
     ] = False,
-    finish: Annotated[
-        bool, Option("--finish", help="End an interrupted run, given by its folder, at its last checkpoint.")
-    ] = False,
+    finish: Annotated[bool, Option("--finish", help="End an interrupted run at its last checkpoint.")] = False,
     overwrite: Annotated[bool, Option("--overwrite", help="Replace a run that the folder holds.")] = False,
     class_folders: options.ClassFolders = None,
     figure: Annotated[bool, Option("--figure/--no-figure", help="Draw nearest neighbours at the end.")] = True,
@@ -88,9 +86,7 @@ def train(
     progress, drawn = progress_console(verbose), None
     if final is not None:
         if arguments or data is not None or class_folders is not None or backbone is not None:
-            raise RecipeError(
-                f"--final {final} takes recipe and data from that run: leave out recipe, changes and data options"
-            )
+            raise RecipeError(f"--final takes recipe and data from {final}: leave out other recipes, changes and data")
         if finish:
             raise RecipeError("--finish ends an interrupted run, --final trains another: give one of them")
         recipe, folder = RunFolder.existing(final).recipe(), RunFolder(output or final_folder(final))
@@ -143,9 +139,7 @@ def evaluate(
             help="A run folder; or, with --backbone, changes such as data.image_size=160 or encoder.weights=FILE.",
         ),
     ] = None,
-    data: Annotated[
-        str | None, Option(help="A folder, manifest or benchmark instead of the run's test classes.")
-    ] = None,
+    data: Annotated[str | None, Option(help="Folder, manifest or benchmark instead of the run's test classes.")] = None,
     backbone: Annotated[str | None, Option(help="Score a backbone without training.")] = None,
     checkpoint: options.Checkpoint = "best",
     flip: options.Flip = None,
@@ -220,7 +214,7 @@ def evaluate(
 def embed(
     run: options.OneRun,
     sources: Annotated[list[Path], Argument(metavar="IMAGES...", help="Image files, folders or manifests.")],
-    output: Annotated[Path, Option("--output", "-o", help="File to write: .npz or .csv.")],
+    output: Annotated[Path, options.output("File to write: .npz or .csv.")],
     checkpoint: options.Checkpoint = "best",
     flip: options.Flip = None,
     eval_size: options.EvalSize = None,
@@ -264,12 +258,8 @@ def export(
         Literal["onnx", "safetensors"],
         Option("--format", help="onnx runs without torch; safetensors is weights, for nearkin to load."),
     ] = "onnx",
-    output: Annotated[
-        Path | None, Option("--output", "-o", help="File to write. Default: RUN.onnx or RUN.safetensors here.")
-    ] = None,
-    images: Annotated[
-        Path | None, Option(help="Image or folder to check the file on. Default: some of the run's.")
-    ] = None,
+    output: Annotated[Path | None, options.output("File to write. Default: RUN.onnx or RUN.safetensors here.")] = None,
+    images: Annotated[Path | None, Option(help="Image or folder to check it on. Default: some of the run's.")] = None,
     checkpoint: options.Checkpoint = "best",
     data_root: options.DataRoot = None,
     as_json: options.Json = False,

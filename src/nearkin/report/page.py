@@ -19,7 +19,7 @@ import nearkin
 from nearkin.catalogue import plot_names
 from nearkin.data.table import split_class_name
 from nearkin.disk import check_writable, write_atomically
-from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.errors import NearkinError, RecipeError
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.differences import Comparison, differences_part, how_to_read
@@ -32,7 +32,7 @@ from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.report.table import NOTHING, Line, Part, counted, html_table
 from nearkin.runs.data import Progress
-from nearkin.runs.folder import Environment, Outcome, RunFolder
+from nearkin.runs.folder import Outcome
 
 T = TypeVar("T")
 
@@ -252,7 +252,7 @@ def cost_section(groups: Sequence[RunGroup]) -> str:
         minutes = sum(scores.seconds for scores in group.scores) >= 600 * len(group.scores)
         factor, unit = (1 / 60, "min") if minutes else (1, "s")
         costs = [scores.cost.__dict__ for scores in group.scores]
-        parameters = sum(_environment(group.runs[0].folder).parameters.values())
+        parameters = sum(group.runs[0].folder.environment().parameters.values())
         cells = [
             _number(Statistic.of(scores.epochs for scores in group.scores), 1),
             _number(Statistic.of(scores.steps for scores in group.scores), 0),
@@ -284,7 +284,7 @@ def reproduce_section(groups: Sequence[RunGroup]) -> str:
             again = run.folder.path.with_name(f"{run.folder.path.resolve().name}-again")
             commands.append(shlex.join(["nearkin", "train", str(run.folder.recipe_file), "-o", str(again)]))
         body = f"<p>Again, with the recipe of the run folder:</p>{code(*commands)}"
-        environments = [_environment(run.folder) for run in group.runs]
+        environments = [run.folder.environment() for run in group.runs]
         if started := list(dict.fromkeys(environment.command for environment in environments if environment.command)):
             body += f"<p>As it was started:</p>{code(*started)}"
         seeds = ", ".join(str(run.recipe.training.seed) for run in group.runs)
@@ -308,13 +308,6 @@ def code(*lines: str) -> str:
     """Text with a button that copies it."""
     button, text = '<button type="button" class="copy">Copy</button>', escape("\n".join(lines))
     return f'<div class="code">{button}<pre><code>{text}</code></pre></div>'
-
-
-def _environment(folder: RunFolder) -> Environment:
-    try:
-        return folder.environment()
-    except DataError:  # a damaged file is no reason to have no report
-        return Environment()
 
 
 def _number(value: Statistic | None, digits: int) -> str:

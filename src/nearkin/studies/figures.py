@@ -97,12 +97,11 @@ def _draw_lines(axis: Any, panel: Panel) -> None:
     for number, (name, members) in enumerate(series.items()):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
         varied = {ticks[float(result.row.at[x])]: result for result in members if x in result.row.at}
-        ours = {
-            at: value.scaled(column.scale) for at, result in sorted(varied.items()) if (value := result.value(column))
-        }
+        ours = [(at, value) for at, result in sorted(varied.items()) if (value := result.value(column))]
         if ours:
-            means, spreads = [value.mean for value in ours.values()], [value.spread or 0.0 for value in ours.values()]
-            axis.errorbar(list(ours), means, yerr=spreads, fmt="o-", color=colour, capsize=2, label=name)
+            means = [column.scale * value.mean for _, value in ours]
+            spreads = [column.scale * (value.spread or 0.0) for _, value in ours]
+            axis.errorbar([at for at, _ in ours], means, yerr=spreads, fmt="o-", color=colour, capsize=2, label=name)
         for result in members:
             if x not in result.row.at and (value := result.value(column)):
                 axis.axhline(column.scale * value.mean, color=colour, linestyle="--", linewidth=1.2, label=name)

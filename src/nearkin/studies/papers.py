@@ -343,21 +343,17 @@ def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
 
 def missing_data(source: str, root: str | Path | None) -> str | None:
     """Why a data set cannot be read here, as far as a quick look shows; None where it can."""
-    where = data_root(root)
     if source not in benchmarks():
         return None if Path(source).expanduser().exists() else f"there is no {source}"
-    benchmark = benchmarks()[source]
-    folder = benchmark.find(where) if where else None
+    benchmark, where = benchmarks()[source], data_root(root)
     if benchmark.embedded:
         return None
-    if folder:
-        problem = benchmark.problem(folder)
-        return f"{benchmark.title} in {folder} is not whole: {problem}" if problem else None
     if where is None:
-        return (
-            f"{benchmark.title} is not here: name your folder of data sets with --data-root, or see 'nearkin datasets'"
-        )
-    return f"{benchmark.title} was not found below {where}: see 'nearkin datasets'"
+        return f"{benchmark.title} is not here: name the folder of data sets (--data-root) or see 'nearkin datasets'"
+    if (folder := benchmark.find(where)) is None:
+        return f"{benchmark.title} was not found below {where}: see 'nearkin datasets'"
+    problem = benchmark.problem(folder)
+    return f"{benchmark.title} in {folder} is not whole: {problem}" if problem else None
 
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:

@@ -270,7 +270,7 @@ def run_all(
     except (InterruptedRunError, KeyboardInterrupt) as stop:
         done = sum(planned.folder.is_finished for planned in runs)
         raise InterruptedRunError(
-            f"interrupted with {done} of {len(runs)} runs finished; the same command resumes from here"
+            f"interrupted with {done} of {len(runs)} runs finished; start again to resume"
         ) from stop
     notice_changed_images([planned.folder for planned in runs])
     outcomes = [(planned.folder.path, planned.outcome) for planned in runs]

@@ -40,7 +40,7 @@ from nearkin.report.table import Part, Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images
 from nearkin.runs.folder import RUNS, Outcome, RunFolder, default_folder
 from nearkin.runs.run import run
-from nearkin.studies.search_space import Space, check_space, grid, read_space, recipe_at, value_text
+from nearkin.studies.search_space import check_space, grid, read_space, recipe_at, value_text
 from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
 from nearkin.studies.tables import budget_text
 from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
@@ -104,12 +104,8 @@ def tune(
             raise RecipeError(f"{key} must be one of {', '.join(allowed)}, got {value!r}")
     if seeds < 1 or seed < 0 or (trials is not None and trials < 1):
         raise RecipeError(f"seeds and trials must be at least 1, seed at least 0; got {seeds}, {trials}, {seed}")
-    texts = [str(text) for text in space]
-    settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
-    search = Search(recipe, read_space(texts, recipe), settings)
-    points = len(grid(search.space)) if sampler == "grid" else None
-    search.trials = min(trials or points, points) if points else trials or TRIALS
-    search.folder = search.folder if folder is None else Path(folder)
+    settings = {"space": list(map(str, space)), "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
+    search = Search(recipe, settings, trials, folder)
     if train:
         search.run(jobs=jobs, console=console)
         search.write()
@@ -119,15 +115,19 @@ def tune(
 class Search:
     """A search and its folder; :func:`tune` makes it."""
 
-    def __init__(self, recipe: Recipe, space: Space, settings: dict[str, Any]) -> None:
-        self.recipe, self.space, self.settings = recipe, space, settings
+    def __init__(self, recipe: Recipe, settings: dict[str, Any], trials: int | None, folder: str | Path | None) -> None:
+        self.recipe, self.settings = recipe, settings
+        self.space = read_space(settings["space"], recipe)
         self.sampler, self.pruner, self.seed = settings["sampler"], settings["pruner"], settings["seed"]
+        self.trials = trials or TRIALS
+        if self.sampler == "grid":
+            points = len(grid(self.space))
+            self.trials = min(trials or points, points)
         first = recipe.training.seed
         self.seeds = range(first, first + settings["seeds"])
         self.select_by = select_by(recipe.protocol)
-        self.trials = TRIALS
         stem = default_folder(recipe).name.rpartition("-")[0]
-        self.folder = RUNS / f"tune-{stem}-{short_hash(self._deciding())}"
+        self.folder = Path(folder or RUNS / f"tune-{stem}-{short_hash(self._deciding())}")
 
     @staticmethod
     def read(folder: str | Path) -> Search:
