@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from nearkin.errors import NearkinError
-from nearkin.report import draw_neighbours
 from nearkin.report.figure_style import RIGHT, WRONG, show_row
 from nearkin.report.figures import (
     certainty,
@@ -22,6 +21,7 @@ from nearkin.report.figures import (
     neighbours,
     uncertainty,
 )
+from nearkin.report.figures.neighbours import draw_neighbours
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
 from nearkin.report.query_results import retrieve
 from nearkin.runs.folder import RunFolder

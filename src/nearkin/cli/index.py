@@ -127,14 +127,14 @@ def index(
 def show_status(
     folder: options.IndexFolder,
     figure: Annotated[
-        Path | None, Option(metavar="PNG", help="Also draw the reliability of the confidences into this file.")
+        Path | None,
+        Option(metavar="PNG", callback=options.figure_file, help="Also draw how reliable the confidences are."),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show what an index holds, which files could not be read, and how reliable the confidences are."""
     from nearkin.index import Index
 
-    options.check_figure_file(figure, "--figure")
     status = Index.open(folder).status()
     if figure is not None:
         if status.confidence is None:

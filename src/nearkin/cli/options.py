@@ -23,6 +23,13 @@ def output(help: str) -> Any:
     return Option("--output", "-o", help=help)
 
 
+def figure_file(file: Path | None) -> Path | None:
+    """Check the file of a figure that an option names."""
+    if file is not None and file.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise RecipeError(f"the file of a figure must end in .png, .pdf or .svg, got {str(file)!r}")
+    return file
+
+
 Json = Annotated[bool, Option("--json", help="Print the result as JSON.")]
 Verbose = Annotated[bool, Option("--verbose", "-v", help="Show progress also when the output is piped.")]
 Checkpoint = Annotated[Literal["best", "last"], Option("--checkpoint", help="Which weights of the run.")]
@@ -54,9 +61,7 @@ ListRows = Annotated[bool, Option("--list", help="Show the rows and train nothin
 
 Flip = Annotated[bool | None, Option("--flip/--no-flip", help="Average with the mirror image. Default: as in the run.")]
 EvalSize = Annotated[int | None, Option("--eval-size", help="Side of the crops in pixels. Default: the run's.")]
-With = Annotated[
-    list[Path] | None, Option("--with", metavar="RUN", help="Concatenate its embeddings. Repeat for more.")
-]
+With = Annotated[list[Path] | None, Option("--with", metavar="RUN", help="Concatenate embeddings. Repeat for more.")]
 Rerank = Annotated[
     int | None, Option("--rerank", metavar="K", min=1, help="Re-rank by common k-reciprocal neighbours, such as 20.")
 ]
@@ -67,7 +72,10 @@ Where = Annotated[
     Option("--where", metavar="FIELD=VALUE", help="Only these: label=tit (twice: either), 'year>=2020'."),
 ]
 MovedRun = Annotated[Path | None, Option("--run", help="The index's run or exported file, if it has moved.")]
-Sheet = Annotated[Path | None, Option("--sheet", metavar="PNG", help="Also draw a contact sheet into this file.")]
+Sheet = Annotated[
+    Path | None,
+    Option("--sheet", metavar="PNG", callback=figure_file, help="Also draw a contact sheet into this file."),
+]
 
 MapClasses = Annotated[int, Option("--classes", min=2, help="Classes in a map of embeddings.")]
 ViewSeed = Annotated[int, Option("--seed", min=0, help="Selects the classes and images that are shown.")]
@@ -76,11 +84,6 @@ ViewSeed = Annotated[int, Option("--seed", min=0, help="Selects the classes and 
 def names_in(text: str | None) -> list[str] | None:
     """Names separated by commas."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def check_figure_file(file: Path | None, option: str) -> None:
-    if file is not None and file.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise RecipeError(f"{option} must end in .png, .pdf or .svg, got {str(file)!r}")
 
 
 def open_index(folder: Path, run: Path | None, device: str | None) -> Index:

@@ -48,18 +48,18 @@ def plot(
     figures_by_reason: dict[str, list[str]] = {}
     names = options.names_in(only) or ()
     with ConsoleObserver(progress_console(verbose)) as bar:
-        for drawn in save_figures(
+        for name, run, result in save_figures(
             runs, only=names, output=output, file_format=file_format, view=view, progress=bar.decoding
         ):
-            if drawn.file is not None:
-                written.append(str(drawn.file))
+            if isinstance(result, Path):
+                written.append(str(result))
                 if not as_json:
                     say(written[-1])
                 continue
-            of_run = str(drawn.run.folder.path) if drawn.run is not None and len(runs) > 1 else None
-            missing.append({"figure": drawn.name, "run": of_run, "reason": drawn.reason})
-            reason = f"{f' of {of_run}' if of_run else ''}: {drawn.reason}"
-            figures_by_reason.setdefault(reason, []).append(drawn.name)
+            of_run = str(run.folder.path) if run is not None and len(runs) > 1 else None
+            missing.append({"figure": name, "run": of_run, "reason": str(result)})
+            reason = f"{f' of {of_run}' if of_run else ''}: {result}"
+            figures_by_reason.setdefault(reason, []).append(name)
     if as_json:
         print(json.dumps({"written": written, "not_drawn": missing}))
     else:
@@ -72,9 +72,7 @@ def plot(
 @app.command(rich_help_panel=COMPARE)
 def report(
     runs: options.RunFolders,
-    output: Annotated[
-        Path | None, options.output("File to write. Default: report.html, in RUN if there is one.")
-    ] = None,
+    output: Annotated[Path | None, options.output("File to write. Default: report.html, in a single RUN.")] = None,
     open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     classes: options.MapClasses = 12,
     seed: options.ViewSeed = 0,

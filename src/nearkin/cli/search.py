@@ -54,7 +54,6 @@ def search(
 
     if not images and not like:
         raise RecipeError(f"give an image to look for: nearkin search {folder} IMAGE, or ids with --like")
-    options.check_figure_file(sheet, "--sheet")
     if crop is not None and len(images or []) != 1:
         raise RecipeError(f"--crop is a part of one image, got {len(images or [])} images: give exactly one")
     condition = parse_where(where or [])
@@ -150,7 +149,6 @@ def duplicates(
         raise RecipeError("--bits is for perceptual hashes, --near compares embeddings: give one of them")
     if not near and (min_confidence is not None or min_score is not None):
         raise RecipeError("--min-confidence and --min-score are for embeddings: add --near")
-    options.check_figure_file(sheet, "--sheet")
     opened, condition = Index.open(folder), parse_where(where or [])
     with progress_bar("comparing", verbose) as progress:
         if near:

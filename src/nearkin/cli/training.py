@@ -30,9 +30,7 @@ def train(
         str | None,
         Option(help="With --data: one of 'nearkin list backbones'. Default: the best whose weights can be had here."),
     ] = None,
-    output: Annotated[
-        Path | None, options.output("Folder for the run. Default: runs/<data>-<objective>-<hash>.")
-    ] = None,
+    output: Annotated[Path | None, options.output("Run folder. Default: runs/<data>-<objective>-<hash>.")] = None,
     final: Annotated[
         Path | None,
         Option(
@@ -76,7 +74,7 @@ def train(
     figure of nearest neighbours; that of a final model also a model card.
     """
     from nearkin.ranks import is_first
-    from nearkin.report import draw_neighbours
+    from nearkin.report.figures.neighbours import draw_neighbours
     from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import final_folder, run, train_final

@@ -1,7 +1,7 @@
 """A study: rows × seeds, each a whole run in a folder of its own → outcomes → one table.
 
-:func:`run_all` trains whatever is left. It can be stopped and started again at any time: finished runs are kept,
-unfinished ones resume, and a run that fails is recorded with its reason while the others continue.
+A study can be stopped and started again at any time: finished runs are kept, unfinished ones resume, and a run that
+fails is recorded with its reason while the others continue.
 """
 
 from __future__ import annotations
@@ -151,14 +151,41 @@ class Study(ABC):
         console: Console | None = None,
         announce: Announce | None = None,
     ) -> list[Outcome]:
-        """Train what is left, ``jobs`` runs at a time; ``announce`` is called with the report on the data."""
-        console = console or Console(quiet=True)
-        runs = self.runs()
-        left = [run for run in runs if run.was_changed(allow=overwrite) or not run.folder.is_finished]
-        if announce is not None and left and not is_benchmark(left[0].recipe.data.source):
+        """Train what is left.
+
+        Ctrl-C and SIGTERM raise :class:`InterruptedRunError`; calling again resumes.
+
+        Args:
+            jobs: runs at a time. One is trained in this process, several in processes of their own, to fill a GPU.
+            overwrite: start runs with another recipe than their folder's again, which is otherwise an error.
+            console: where progress goes.
+            announce: called with the report on the data.
+        """
+        if jobs < 1:
+            raise RecipeError(f"jobs must be at least 1, got {jobs}")
+        console, runs = console or Console(quiet=True), self.runs()
+        changed = {planned.folder.path for planned in runs if planned.was_changed(allow=overwrite)}
+        waiting = [planned for planned in runs if planned.folder.path in changed or not planned.folder.is_finished]
+        validate_all({f"row {planned.row.name!r}": planned.recipe for planned in waiting})
+        if announce is not None and waiting and not is_benchmark(waiting[0].recipe.data.source):
             with contextlib.suppress(DataError):  # the run itself records what is wrong with its data
-                opened(left[0].recipe, console, announce)
-        return self.finish(run_all(runs, jobs=jobs, overwrite=overwrite, console=console), console)
+                opened(waiting[0].recipe, console, announce)
+        if len(waiting) < len(runs):
+            console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", highlight=False)
+        runner = _Runner(console, changed, len(waiting), jobs)
+        try:
+            if jobs == 1:
+                runner.run_here(waiting)
+            else:
+                runner.run_in_processes(waiting, jobs)
+        except (InterruptedRunError, KeyboardInterrupt) as stop:
+            done = sum(planned.folder.is_finished for planned in runs)
+            message = f"interrupted with {done} of {len(runs)} runs finished; the same command resumes from here"
+            raise InterruptedRunError(message) from stop
+        notice_changed_images([planned.folder for planned in runs])
+        outcomes = [(planned.folder.path, planned.outcome) for planned in runs]
+        ended = [runner.busy.get(path, known) if known.status == "unfinished" else known for path, known in outcomes]
+        return self.finish(ended, console)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         """Called once the runs have ended, such as to score several models as one."""
@@ -242,39 +269,6 @@ def opened(recipe: Recipe, console: Console, announce: Announce | None = None) -
     if announce is not None:
         announce(report_on(recipe, data))
     return data
-
-
-def run_all(
-    runs: Sequence[PlannedRun], *, jobs: int = 1, overwrite: bool = False, console: Console | None = None
-) -> list[Outcome]:
-    """Train what is left of ``runs``.
-
-    With one job the runs are trained in this process, with several each in its own, to fill a GPU. A folder that holds
-    a run of another recipe is started again with ``overwrite``; without it that is an error, before anything is run.
-    Ctrl-C and SIGTERM raise :class:`InterruptedRunError`; calling again resumes.
-    """
-    if jobs < 1:
-        raise RecipeError(f"jobs must be at least 1, got {jobs}")
-    console = console or Console(quiet=True)
-    changed = {planned.folder.path for planned in runs if planned.was_changed(allow=overwrite)}
-    waiting = [planned for planned in runs if planned.folder.path in changed or not planned.folder.is_finished]
-    validate_all({f"row {planned.row.name!r}": planned.recipe for planned in waiting})
-    if len(waiting) < len(runs):
-        console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", highlight=False)
-    runner = _Runner(console, changed, len(waiting), jobs)
-    try:
-        if jobs == 1:
-            runner.run_here(waiting)
-        else:
-            runner.run_in_processes(waiting, jobs)
-    except (InterruptedRunError, KeyboardInterrupt) as stop:
-        done = sum(planned.folder.is_finished for planned in runs)
-        raise InterruptedRunError(
-            f"interrupted with {done} of {len(runs)} runs finished; start again to resume"
-        ) from stop
-    notice_changed_images([planned.folder for planned in runs])
-    outcomes = [(planned.folder.path, planned.outcome) for planned in runs]
-    return [runner.busy.get(path, known) if known.status == "unfinished" else known for path, known in outcomes]
 
 
 class _Runner:
