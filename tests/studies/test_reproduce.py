@@ -15,7 +15,7 @@ from nearkin.studies import reproduce as module
 from nearkin.studies import study as study_module
 from nearkin.studies.papers import Settings
 from nearkin.studies.reproduce import reproduce
-from nearkin.studies.results import Column
+from nearkin.studies.tables import Column
 
 MLRC = Path(__file__).parents[1] / "assets" / "records" / "mlrc.json"
 FOLDS = ("protocol.name=mlrc", "training.max_steps=2")

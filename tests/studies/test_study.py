@@ -20,8 +20,9 @@ from nearkin.errors import BusyError, InterruptedRunError, RecipeError, Training
 from nearkin.runs.folder import RunFolder
 from nearkin.studies import study
 from nearkin.studies import worker_pool as pool
-from nearkin.studies.results import results_of
-from nearkin.studies.study import Row, chosen_names, planned_runs
+from nearkin.studies.rows import chosen_names
+from nearkin.studies.study import Row, planned_runs
+from nearkin.studies.tables import results_of
 from nearkin.studies.worker_pool import last_log_line
 from nearkin.training.observers import ConsoleObserver
 from nearkin.training.recipe_check import load_recipe

@@ -19,6 +19,7 @@ import nearkin
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
+    from nearkin.report.listings import Listing
     from nearkin.report.table import Table
     from nearkin.runs.data import Announce, DataReport
 
@@ -103,6 +104,14 @@ def print_table(table: Table, format_: str = "table", *, as_json: bool = False) 
         Console().print(terminal(table), highlight=False)
     else:
         print(FORMATS[format_](table), end="")
+
+
+def print_listing(listing: Listing, *, as_json: bool) -> None:
+    """Print a list of what there is to choose from for a terminal, or its records as JSON."""
+    if as_json:
+        print(json.dumps(listing.records))
+    else:
+        Console().print(listing.terminal(), highlight=False)
 
 
 def label_line(label: str, style: str, text: str) -> None:

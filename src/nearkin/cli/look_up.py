@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
-from rich.console import Console
 from typer import Argument, Option
 
 from nearkin.cli import options
-from nearkin.cli._app import LOOK_UP, app, confirm, progress_bar, say
-
-if TYPE_CHECKING:
-    from nearkin.report.listings import Listing
+from nearkin.cli._app import LOOK_UP, app, confirm, print_listing, progress_bar, say
 
 
 @app.command("list", rich_help_panel=LOOK_UP)
@@ -36,17 +32,13 @@ def list_(
     [bold]nearkin list losses[/bold]  names for objective.name, with their options
     """
     from nearkin.report.listings import LISTINGS
+    from nearkin.studies.recipe_scores import list_recipes
 
-    if what == "recipes":
-        from nearkin.studies.recipe_scores import list_recipes
-
-        listing = list_recipes()
-    else:
-        listing = LISTINGS[what]()
+    listing = {**LISTINGS, "recipes": list_recipes}[what]()
     if markdown and not as_json:
         print(listing.page(), end="")
     else:
-        _print_listing(listing, as_json=as_json)
+        print_listing(listing, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK_UP)
@@ -77,7 +69,7 @@ def datasets(
             lines = archives.obtain(root, download or [], unpack or [], lambda n, of: bar(n // 10**6, of // 10**6))
         print(json.dumps(lines) if as_json else "\n".join(lines))
         return
-    _print_listing(list_datasets(data_root), as_json=as_json)
+    print_listing(list_datasets(data_root), as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK_UP)
@@ -106,13 +98,6 @@ def cache(
         say(f"Cleared: {_size(total)} in {root}")
     else:
         say(f"{root}: {_size(total)}. Clear it with --clear; set NEARKIN_CACHE to keep it elsewhere.")
-
-
-def _print_listing(listing: Listing, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(listing.records))
-    else:
-        Console().print(listing.terminal(), highlight=False)
 
 
 def _size(count: int) -> str:

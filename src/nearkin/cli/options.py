@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -136,9 +137,6 @@ def recipe_from(
         return load_recipe(name, changes_from(changes, {"data.source": data}))
     if data is None:
         raise RecipeError("nothing to train: name one of 'nearkin list recipes', or give images with --data FOLDER")
-
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
-
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     check_source(data)  # before weights are downloaded
     return own_photos_recipe(data, changes, backbone=backbone, say=say)

@@ -149,15 +149,13 @@ def duplicates(
         raise RecipeError("--bits is for perceptual hashes, --near compares embeddings: give one of them")
     if not near and (min_confidence is not None or min_score is not None):
         raise RecipeError("--min-confidence and --min-score are for embeddings: add --near")
-    opened, condition = Index.open(folder), parse_where(where or [])
-    with progress_bar("comparing", verbose) as progress:
+    opened, filters = Index.open(folder), parse_where(where or [])
+    with progress_bar("comparing", verbose) as bar:
         if near:
-            result = find.near(
-                opened, min_confidence=min_confidence, min_score=min_score, where=condition, progress=progress
-            )
+            result = find.near(opened, min_confidence=min_confidence, min_score=min_score, where=filters, progress=bar)
         else:
             bits = MOST_BITS if most_bits is None else most_bits
-            result = find.same_picture(opened, most_bits=bits, where=condition)
+            result = find.same_picture(opened, most_bits=bits, where=filters)
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_groups
 

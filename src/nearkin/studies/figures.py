@@ -10,8 +10,7 @@ from typing import Any
 
 from nearkin.report.figure_style import GREY, RUN_COLOURS, STYLE, end_at_100, new_figure, save_figure
 from nearkin.studies.papers import text_of
-from nearkin.studies.results import Column, RowResult
-from nearkin.studies.tables import families
+from nearkin.studies.tables import Column, RowResult, families
 
 BASE, METHOD, BAND = "#555555", "#1f6fb4", "#ebebeb"
 

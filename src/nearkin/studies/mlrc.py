@@ -198,8 +198,8 @@ def _check_same_test(models: Sequence[PlannedRun], splits: Sequence[RunData]) ->
     for model, images in zip(models, tested, strict=True):
         if images != tested[0]:
             raise DataError(
-                f"{model.folder.path} was not tested on the images of {models[0].folder.path}: models of other images "
-                f"make no ensemble; start again in another folder with -o"
+                f"{model.folder.path} was not tested on the images of {models[0].folder.path}, so their embeddings "
+                f"cannot be concatenated: start again in another folder with -o"
             )
 
 

@@ -22,8 +22,8 @@ from nearkin.recipe import Recipe, fingerprint, flat, recipes_folder, short_hash
 from nearkin.recipe.reading import PAPERS, check_keys, layered, read_yaml
 from nearkin.report.published import DATA_NAMES, Published, look_up
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.studies.rows import base_recipe, shared_recipe
-from nearkin.studies.study import Row, chosen_names
+from nearkin.studies.rows import base_recipe, chosen_names, shared_recipe
+from nearkin.studies.study import Row
 from nearkin.training.recipe_check import load_recipe
 
 FROM_SCRATCH = ("small", "resnetv2_20")
@@ -64,7 +64,7 @@ class PaperRow:
     recipe: str
     """The name of the recipe that it changes, such as ``ccp/c2_ccp``."""
     group: str
-    """The row of the file that it is a point of; its own name where nothing is varied."""
+    """The row of the file that it belongs to; its own name where nothing is varied."""
     series: str
     published: str | None = None
     """The method's name in the published table."""
@@ -251,12 +251,12 @@ def shipped_recipe(name: str) -> dict[str, Any]:
 
 
 _load = functools.cache(read_yaml)
-"""A list of all tables would otherwise read a paper's files hundreds of times."""
+"""Read once: a list of all tables needs a paper's files hundreds of times."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user wants otherwise than the paper."""
+    """What a user changes of the paper's recipes."""
 
     backbone: str | None = None
     weights: str | None = None
@@ -402,7 +402,7 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
     before, now = flat(shipped_recipe(name)), flat(recipe.as_mapping())
     renamed = {key.partition(".")[0] for key in ("objective.name", "method.name") if before[key] != now[key]}
     words = [name]
-    # The name goes first: another name clears the options that stand there already.
+    # Names go first, since another name clears the options of the one before.
     for key in sorted(now, key=lambda key: not key.endswith(".name")):
         if key.partition(".")[0] in renamed or before.get(key) != now[key]:
             words.append(shlex.quote(f"{key}={text_of(now[key])}"))

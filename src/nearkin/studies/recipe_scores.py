@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Mapping
 
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
@@ -15,10 +14,6 @@ from nearkin.studies.tables import BACKBONES
 from nearkin.training.recipe_check import load_recipe
 
 SHOWN = ("R@1", "MAP@R")
-_UNSAID = re.compile(
-    "^[A-Z]+ paper, |^CUB-200-2011(,| with) |; CUB(?=, reality-check)|(; CUB)?, conventional protocol$| protocol$"
-)
-"""Parts of a recipe's first line that its folder says, or the page for all."""
 
 
 def list_recipes() -> Listing:
@@ -51,7 +46,7 @@ def list_recipes() -> Listing:
         records.append(
             {
                 "name": name,
-                "summary": _UNSAID.sub("", summary),
+                "summary": summary,
                 "command": command,
                 "row": row,
                 "runs": line.get("runs"),

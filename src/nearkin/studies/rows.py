@@ -140,6 +140,14 @@ def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str
     return made
 
 
+def chosen_names(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
+    """``wanted`` in the order of ``known``, or an error that suggests the right spelling."""
+    wanted = set(wanted)
+    if unknown := sorted(wanted - set(known)):
+        raise RecipeError(f"no row {unknown[0]!r}: {did_you_mean(unknown[0], known)}")
+    return [name for name in known if name in wanted]
+
+
 def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:
     """A row for every value of one key, compared with the recipe's own value, if that is among them."""
     if len(set(values)) < 2:

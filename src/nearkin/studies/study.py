@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,7 @@ from rich.console import Console
 from nearkin.data.cache import OpenedImages
 from nearkin.data.source import is_benchmark
 from nearkin.disk import make_folder, sole_writer_of, write_atomically
-from nearkin.errors import (
-    BusyError,
-    DataError,
-    InterruptedRunError,
-    NearkinError,
-    OutOfMemoryError,
-    RecipeError,
-    did_you_mean,
-)
+from nearkin.errors import BusyError, DataError, InterruptedRunError, NearkinError, OutOfMemoryError, RecipeError
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.report.differences import COMPARED
@@ -188,7 +180,7 @@ class Study(ABC):
         return self.finish(ended, console)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
-        """Called once the runs have ended, such as to score several models as one."""
+        """Called when the runs have ended: a reality check then scores its models as one."""
         return outcomes
 
     @abstractmethod
@@ -197,7 +189,7 @@ class Study(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The content of the table for programs."""
 
     @abstractmethod
     def write(self) -> list[Path]:
@@ -212,7 +204,7 @@ class Study(ABC):
         return f"{len(problems)} of {len(outcomes)} runs did not finish: {worst.reason}", worst.exit_code or 1
 
     def next_steps(self) -> list[str]:
-        """Commands that a person may want to run then."""
+        """Commands to run next."""
         return []
 
 
@@ -232,8 +224,8 @@ def write_table(folder: Path, name: str, table: Table, record: Mapping[str, Any]
 def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """One seed of all rows, then the next, in ``folder/<row>/seed-<seed>``.
 
-    The models of a reality check lie in ``folder/<row>/fold-<fold>/seed-<seed>``. Each has its own seed: with one seed
-    all would start from the same projection, and concatenated say little more than one of them.
+    The models of a reality check are in ``folder/<row>/fold-<fold>/seed-<seed>``. Each has its own seed: with one seed
+    all would start from the same projection, and their concatenation would be little better than one of them.
     """
     names = [row.path for row in rows]
     if not rows or len(set(names)) < len(names):
@@ -254,14 +246,6 @@ def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) 
     return runs
 
 
-def chosen_names(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
-    """``wanted`` in the order of ``known``, or an error that suggests the right spelling."""
-    wanted = set(wanted)
-    if unknown := sorted(wanted - set(known)):
-        raise RecipeError(f"no row {unknown[0]!r}: {did_you_mean(unknown[0], known)}")
-    return [name for name in known if name in wanted]
-
-
 def opened(recipe: Recipe, console: Console, announce: Announce | None = None) -> OpenedImages:
     """The images of a recipe, decoded; ``announce`` is called with the report on them."""
     with ConsoleObserver(console) as observer:
@@ -272,7 +256,7 @@ def opened(recipe: Recipe, console: Console, announce: Announce | None = None) -
 
 
 class _Runner:
-    """Trains runs here or in processes, and records how each ended."""
+    """Trains runs in this process or in processes of their own, and records how each ended."""
 
     def __init__(self, console: Console, changed: set[Path], total: int, jobs: int) -> None:
         self.console, self.changed, self.total, self.jobs = console, changed, total, jobs
@@ -343,7 +327,7 @@ class _Runner:
             (planned.folder.path / OUTCOME_FILE).unlink(missing_ok=True)
 
     def _leave(self, planned: PlannedRun, reason: str) -> None:
-        """Another process is at this run; the others of the study continue."""
+        """Leave a run to the other process that writes to it."""
         self.console.print(f"{planned.label}: {reason}", markup=False, highlight=False, soft_wrap=True)
         self.busy[planned.folder.path] = replace(planned.outcome, reason=reason, exit_code=BusyError.exit_code)
 

@@ -79,7 +79,7 @@ def save_figures(
         below = sorted(file.parent for file in path.glob("*/*/recipe.yaml")) if path.is_dir() else []
         if below and not RunFolder(path).is_begun:  # all of a study's runs in one figure would be too many
             hint = f"name those to draw, such as {below[0]}; nearkin report {path} shows them all"
-            raise DataError(f"{path} holds {len(below)} runs and is none itself: {hint}")
+            raise DataError(f"{path} is not a run but holds {len(below)}: {hint}")
     runs = open_runs(distinct, view, progress=progress)
     folder = output or runs[0].folder.path / "plots"
     if folder.exists() and not folder.is_dir():
