@@ -127,13 +127,14 @@ def index(
 def show_status(
     folder: options.IndexFolder,
     figure: Annotated[
-        Path | None,
-        Option(metavar="PNG", callback=options.figure_file, help="Also draw how reliable the confidences are."),
+        Path | None, Option(metavar="PNG", callback=options.figure_file, help="Also draw the confidences' reliability.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show what an index holds, which files could not be read, and how reliable the confidences are."""
+    from nearkin.evaluation.confidence import DEFAULT_THRESHOLD
     from nearkin.index import Index
+    from nearkin.report.table import Part, Table
 
     status = Index.open(folder).status()
     if figure is not None:
@@ -142,7 +143,38 @@ def show_status(
         from nearkin.report.figures.reliability import draw_reliability
 
         draw_reliability(figure, status.confidence)
-    _print_status(status, as_json=as_json)
+    if as_json:
+        print(json.dumps({**asdict(status), "path": str(status.path)}))
+        return
+    say(f"{status.path}: {status.items:,} images, {status.labelled:,} of them with one of {status.labels:,} labels")
+    if status.unfinished is not None:
+        _print_unfinished(status, status.unfinished)
+    twice = f", {status.duplicates:,} of these the same as another" if status.duplicates else ""
+    say(f"Files: {status.found:,} found, {status.embedded:,} embedded{twice}, {len(status.failed):,} failed")
+    say_first([f"  could not read {path}: {reason}" for path, reason in status.failed], _SHOWN)
+    if status.columns:
+        say(f"Further columns: {', '.join(status.columns)}")
+    asked = "".join(f", {key} {value}" for key, value in status.model_options.items())
+    say(f"Encoder: {status.model}{asked}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
+    say(f"Engine: {', '.join(f'{key} {value}' for key, value in status.engine.items())}")
+    if (learned := status.confidence) is None:
+        why = status.no_confidence if status.unfinished is None else "it is learned when all images are added"
+        say(f"Confidence: none; {why}")
+        return
+    say(
+        f"Confidence: learned from {learned.images:,} images of {learned.classes:,} classes that the encoder was not "
+        f"trained on, each searched among the others, and again with its class taken out"
+    )
+    cells = [
+        (name, f"{curve.calibration_error:.3f}", f"{curve.brier:.3f}", f"{curve.brier_of_constant:.3f}")
+        for name, curve in (("hit is of the query's class", learned.hit), ("label is right", learned.label))
+    ]
+    headings = ("confidence that a", "calibration error", "Brier score", "of constant")
+    print_table(Table("", (Part.of(headings, cells, texts=1),)))
+    say(
+        f"Labels: {learned.accuracy:.0%} right; {learned.refused:.0%} of the images get a confidence below "
+        f"{DEFAULT_THRESHOLD:.0%}, and {learned.unknown_refused:.0%} of those whose class was taken out"
+    )
 
 
 @commands.command("upgrade")
@@ -227,44 +259,6 @@ def remove(
         print(json.dumps({"removed": removed_ids, "items": len(opened)}))
     else:
         say(f"{len(removed_ids):,} items removed; {folder} holds {len(opened):,}.")
-
-
-def _print_status(status: Status, *, as_json: bool) -> None:
-    from nearkin.evaluation.confidence import DEFAULT_THRESHOLD
-    from nearkin.report.table import Part, Table
-
-    if as_json:
-        print(json.dumps({**asdict(status), "path": str(status.path)}))
-        return
-    say(f"{status.path}: {status.items:,} images, {status.labelled:,} of them with one of {status.labels:,} labels")
-    if status.unfinished is not None:
-        _print_unfinished(status, status.unfinished)
-    twice = f", {status.duplicates:,} of these the same as another" if status.duplicates else ""
-    say(f"Files: {status.found:,} found, {status.embedded:,} embedded{twice}, {len(status.failed):,} failed")
-    say_first([f"  could not read {path}: {reason}" for path, reason in status.failed], _SHOWN)
-    if status.columns:
-        say(f"Further columns: {', '.join(status.columns)}")
-    asked = "".join(f", {key} {value}" for key, value in status.model_options.items())
-    say(f"Encoder: {status.model}{asked}, {status.dim} numbers, compared by {status.distance} ({status.encoder[:8]})")
-    say(f"Engine: {', '.join(f'{key} {value}' for key, value in status.engine.items())}")
-    if (learned := status.confidence) is None:
-        why = status.no_confidence if status.unfinished is None else "it is learned when all images are added"
-        say(f"Confidence: none; {why}")
-        return
-    say(
-        f"Confidence: learned from {learned.images:,} images of {learned.classes:,} classes that the encoder was not "
-        f"trained on, each searched among the others, and again with its class taken out"
-    )
-    cells = [
-        (name, f"{curve.calibration_error:.3f}", f"{curve.brier:.3f}", f"{curve.brier_of_constant:.3f}")
-        for name, curve in (("hit is of the query's class", learned.hit), ("label is right", learned.label))
-    ]
-    headings = ("confidence that a", "calibration error", "Brier score", "of constant")
-    print_table(Table("", (Part.of(headings, cells, texts=1),)))
-    say(
-        f"Labels: {learned.accuracy:.0%} right; below a confidence of {DEFAULT_THRESHOLD:.0%} are "
-        f"{learned.refused:.0%} of the images, and {learned.unknown_refused:.0%} of those whose class was taken out"
-    )
 
 
 def _print_unfinished(status: Status, unfinished: Unfinished) -> None:

@@ -37,7 +37,7 @@ Checkpoint = Annotated[Literal["best", "last"], Option("--checkpoint", help="Whi
 Device = Annotated[str | None, Option("--device", help="auto, cpu, cuda, cuda:1 or mps.")]
 Format = Annotated[Literal["table", "md", "latex", "csv"], Option("--format", help="How to print the result.")]
 Yes = Annotated[bool, Option("--yes", "-y", help="Do it without asking.")]
-RunFolders = Annotated[list[Path], Argument(metavar="RUN...", help="Run folders, or those of 'nearkin compare'.")]
+RunFolders = Annotated[list[Path], Argument(metavar="RUN...", help="Run folders; that of a study stands for its runs.")]
 OneRun = Annotated[Path, Argument(metavar="RUN", help="A run folder.")]
 
 DataRoot = Annotated[Path | None, Option("--data-root", help="Folder of the benchmarks. Default: $NEARKIN_DATA.")]
@@ -62,7 +62,7 @@ ListRows = Annotated[bool, Option("--list", help="Show the rows and train nothin
 
 Flip = Annotated[bool | None, Option("--flip/--no-flip", help="Average with the mirror image. Default: as in the run.")]
 EvalSize = Annotated[int | None, Option("--eval-size", help="Side of the crops in pixels. Default: the run's.")]
-With = Annotated[list[Path] | None, Option("--with", metavar="RUN", help="Concatenate embeddings. Repeat for more.")]
+With = Annotated[list[Path] | None, Option("--with", metavar="RUN", help="Run to concatenate with. Repeat for more.")]
 Rerank = Annotated[
     int | None, Option("--rerank", metavar="K", min=1, help="Re-rank by common k-reciprocal neighbours, such as 20.")
 ]
@@ -74,8 +74,7 @@ Where = Annotated[
 ]
 MovedRun = Annotated[Path | None, Option("--run", help="The index's run or exported file, if it has moved.")]
 Sheet = Annotated[
-    Path | None,
-    Option("--sheet", metavar="PNG", callback=figure_file, help="Also draw a contact sheet into this file."),
+    Path | None, Option("--sheet", metavar="PNG", callback=figure_file, help="Also draw a contact sheet.")
 ]
 
 MapClasses = Annotated[int, Option("--classes", min=2, help="Classes in a map of embeddings.")]
@@ -133,7 +132,7 @@ def recipe_from(
     changes = changes_from(changes, options)
     if name is not None:
         if backbone is not None:
-            raise RecipeError(f"--backbone goes with --data alone; in a recipe change encoder.backbone={backbone}")
+            raise RecipeError(f"--backbone goes with --data alone; with a recipe write encoder.backbone={backbone}")
         return load_recipe(name, changes_from(changes, {"data.source": data}))
     if data is None:
         raise RecipeError("nothing to train: name one of 'nearkin list recipes', or give images with --data FOLDER")

@@ -162,7 +162,7 @@ def reproduce(
         ),
     ] = None,
     epochs: options.Epochs = None,
-    output: Annotated[Path | None, options.output("Folder for all of it. Default: runs/reproduce/<paper>.")] = None,
+    output: Annotated[Path | None, options.output("For tables and runs. Default: runs/reproduce/<paper>.")] = None,
     listing: options.ListRows = False,
     format_: options.Format = "table",
     data_root: options.DataRoot = None,
@@ -247,7 +247,7 @@ def tune(
         ),
     ],
     data: options.Data = None,
-    trials: Annotated[int | None, Option(min=1, help="Trials, finished ones too. Default: 20; of a grid, all.")] = None,
+    trials: Annotated[int | None, Option(min=1, help="Trials in all. Default: 20, or the whole grid.")] = None,
     seeds: Annotated[int, Option(min=1, help="Models per trial; their mean score counts.")] = 1,
     jobs: options.Jobs = 1,
     sampler: Annotated[

@@ -182,8 +182,8 @@ class OpenedRun:
         """The loss as the checkpoint holds it, on the CPU and in evaluation mode."""
         encoder = self.trained.encoder
         sizes = {"num_classes": len(self.training_classes), "num_images": len(self.protocol.train_rows)}
-        sizes["dim"] = encoder.dim
-        objective = build_objective(self.recipe.objective, **sizes, normalisation=encoder.normalisation)
+        normalisation = encoder.normalisation
+        objective = build_objective(self.recipe.objective, **sizes, dim=encoder.dim, normalisation=normalisation)
         objective.load_state_dict(self._checkpoint["objective"])
         return objective.eval().requires_grad_(False)
 

@@ -13,7 +13,7 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TypeVar
+from typing import Any
 
 import nearkin
 from nearkin.catalogue import plot_names
@@ -33,8 +33,6 @@ from nearkin.report.score_tables import score_table
 from nearkin.report.table import NOTHING, Line, Part, counted, html_table
 from nearkin.runs.data import Progress
 from nearkin.runs.folder import Outcome
-
-T = TypeVar("T")
 
 SCORED_LIMIT = 15_000
 """Of more test images, some whole classes are embedded for the scores by class."""
@@ -166,7 +164,8 @@ class _Page:
         if body := self._attempt(f"{name} on {data}" if data else name, make):
             self._sections.append((f"{name}-{number}" if data else name, f"{title}: {data}" if data else title, body))
 
-    def _attempt(self, what: str, make: Callable[[], T]) -> T | None:
+    def _attempt(self, what: str, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns, or None with the reason in the list of what is not shown."""
         try:
             return make()
         except NearkinError as error:

@@ -37,7 +37,6 @@ class RunGroup(ScoredRuns):
 
     @property
     def data(self) -> str:
-        """The name of the data."""
         return self.scores[0].conditions.data if self.scores else Path(self.recipe.data.source).stem
 
 

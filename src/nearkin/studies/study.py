@@ -108,9 +108,9 @@ class PlannedRun:
         try:
             self.folder.check_same_recipe(self.recipe)
         except (RecipeError, DataError) as error:
-            if not allow:
-                raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
-            return True
+            if allow:
+                return True
+            raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
         return False
 
 

@@ -261,8 +261,8 @@ def score_records(results: Results, columns: Columns | None = None) -> list[dict
             for column in shown:
                 ours, last = result.value(column), result.last(column.score)
                 published = result.published.get(column)
-                apart = compared.differences.get(column.score) if compared and column.is_score else None
-                low, high = (apart and apart.interval) or (None, None)
+                difference = compared.differences.get(column.score) if compared and column.is_score else None
+                low, high = (difference and difference.interval) or (None, None)
                 records.append(
                     {
                         "row": result.row.name,
@@ -280,13 +280,13 @@ def score_records(results: Results, columns: Columns | None = None) -> list[dict
                         "published": published and published.value,
                         "published spread": published and published.spread,
                         "minus published": result.difference(column),
-                        "compared with": apart and compared and compared.base,
-                        "difference": apart and apart.value,
+                        "compared with": difference and compared and compared.base,
+                        "difference": difference and difference.value,
                         "interval low": low,
                         "interval high": high,
-                        "verdict": apart and apart.verdict,
+                        "verdict": difference and difference.verdict,
                         "collapsed": collapsed,
-                        "more seeds": apart and apart.more_seeds,
+                        "more seeds": difference and difference.more_seeds,
                         "status": result.status,
                         "seeds": [str(seed) for seed in result.seeds],
                         "budget": budget_text(result.row.recipe),
@@ -297,10 +297,8 @@ def score_records(results: Results, columns: Columns | None = None) -> list[dict
 
 
 def by_data(results: Results) -> dict[str, list[RowResult]]:
-    groups: dict[str, list[RowResult]] = {}
-    for result in results:
-        groups.setdefault(result.row.data, []).append(result)
-    return groups
+    names = dict.fromkeys(result.row.data for result in results)
+    return {data: [result for result in results if result.row.data == data] for data in names}
 
 
 def usual_columns(results: Results) -> list[Column]:
@@ -423,8 +421,9 @@ def _scores(results: Results, columns: Sequence[Column], data: str) -> Part:
         if result.published:
             published = {column: value.text for column, value in result.published.items()}
             entries.append(("", "published", "published", published))
-        if apart := {key: signed(away) for key in columns if (away := result.difference(key)) is not None}:
-            entries.append(("", "difference", "difference", apart))
+        differences = {key: signed(value) for key in columns if (value := result.difference(key)) is not None}
+        if differences:
+            entries.append(("", "difference", "difference", differences))
         for title, what, kind, texts in entries:
             budget = [budget_text(result.row.recipe) if title else ""] * (len(budgets) > 1)
             cells = (title, what, *(texts.get(column, NOTHING) for column in shown), *budget)
@@ -455,5 +454,5 @@ def _compared(results: Results) -> list[Comparison]:
     compared = [compared_with_base(result, results) for result, _ in families(results)]
     known = [comparison for comparison in compared if comparison is not None]
     if any(result.row.published for result in results):
-        known = [row for row in known if any(apart.interval for apart in row.differences.values())]
+        known = [row for row in known if any(difference.interval for difference in row.differences.values())]
     return known
