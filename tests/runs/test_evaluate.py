@@ -141,7 +141,7 @@ def test_a_backbone_is_the_baseline_of_a_run_on_the_same_images(photos, tmp_path
         (["--backbone", "efficientnet_lit0", "--data", "."], 2, "efficientnet_lite0"),
         (["--backbone", "resnet50", "--data", "."], 2, "ImageNet"),
         (["--backbone", "resnet50", "encoder.weights=none.pth", "--data", "."], 3, "none.pth"),
-        (["--backbone", "small"], 2, "which images?"),
+        (["--backbone", "small"], 2, "no images to score"),
         (["--backbone", "small", "--data", ".", "runs/a"], 2, "not both"),
         (["--backbone", "small", "--data", ".", "data.imagesize=3"], 2, "image_size"),
         (["runs/a", "encoder.weights=w.pth"], 2, "encoder.weights=w.pth"),
