@@ -70,7 +70,7 @@ def all_rows(base, only=None, overrides=()):
     return rows_on(base, chosen_rows(read_rows(rows_file(base)), only), overrides=overrides)
 
 
-@pytest.mark.parametrize(("name", "data"), [("glyphs", "glyphs"), ("photos", "sop"), ("cub", "cub")])
+@pytest.mark.parametrize(("name", "data"), [("glyphs", "glyphs"), ("photos", "cars"), ("cub", "cub")])
 def test_the_usual_rows_differ_in_loss_and_method_and_have_one_budget(name, data):
     base = recipe_for(data)
     assert rows_file(base) == named_rows(name)
