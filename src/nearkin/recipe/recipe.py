@@ -6,6 +6,7 @@ its usual folder and for whether a run may be resumed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -105,36 +106,23 @@ def _coerce_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
 
 
 def _coerce_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
-    if isinstance(value, (str, int, float)) and len(arguments) == 2 and arguments[1] is Ellipsis:
+    of_any_length = len(arguments) == 2 and arguments[1] is Ellipsis
+    if of_any_length and isinstance(value, (str, int, float)):
         value = [value]
     if not isinstance(value, (list, tuple)):
         raise RecipeError(f"{where} must be a list, got {value!r}")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(coerce(item, arguments[0], where) for item in value)
+    if of_any_length:
+        arguments = arguments[:1] * len(value)
     if len(value) != len(arguments):
         raise RecipeError(f"{where} must be a list of {len(arguments)} values, got {value!r}")
     return tuple(coerce(item, kind, where) for item, kind in zip(value, arguments, strict=True))
 
 
 def _coerce_scalar(value: Any, kind: Any, where: str) -> Any:
-    if kind is bool:
-        if isinstance(value, bool):
-            return value
+    if kind is bool and not isinstance(value, bool):
         raise RecipeError(f"{where} must be true or false, got {value!r}")
     if kind in (int, float):
-        try:
-            number = float(value) if not isinstance(value, bool) else None
-        except (TypeError, ValueError):
-            number = None
-        if number is None:
-            raise RecipeError(f"{where} must be a number, got {value!r}")
-        if kind is float:
-            if not math.isfinite(number):
-                raise RecipeError(f"{where} must be a finite number, got {value!r}")
-            return number
-        if not math.isfinite(number) or number != int(number):
-            raise RecipeError(f"{where} must be a whole number, got {value!r}")
-        return int(value) if isinstance(value, int) else int(number)
+        return _coerce_number(value, kind, where)
     if kind is str:
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
@@ -142,6 +130,19 @@ def _coerce_scalar(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     raise RecipeError(f"{where} cannot be set from a recipe")
+
+
+def _coerce_number(value: Any, kind: type[int] | type[float], where: str) -> int | float:
+    number: float | None = None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = float(value)
+    if number is None or isinstance(value, bool):
+        raise RecipeError(f"{where} must be a number, got {value!r}")
+    if kind is float and not math.isfinite(number):
+        raise RecipeError(f"{where} must be a finite number, got {value!r}")
+    if kind is int and not number.is_integer():
+        raise RecipeError(f"{where} must be a whole number, got {value!r}")
+    return kind(value) if isinstance(value, int) else kind(number)
 
 
 @dataclass(frozen=True)
@@ -324,7 +325,7 @@ class ProtocolSection:
     """Contiguous folds that the training classes are cut into (protocol ``mlrc``)."""
     fold: Natural = 0
     """The one of them, counted from 0, that is held out to choose the epoch."""
-    train_share: Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)] = 1.0
+    train_share: Factor = 1.0
     """Share of the training images of each class that is used, at least one of each: small data."""
     holdout_share: Share | None = None
     """Share of the images of each training class, where it has eight or more, that is kept out of training: new images
