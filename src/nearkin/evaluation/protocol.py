@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import measure
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import HOLDOUT, drawn_splits, with_wrong_labels
@@ -253,9 +253,7 @@ class Protocol:
         labels = self.table.labels
         queries = embed(part.query), labels[part.query]
         gallery = () if part.gallery is None else (embed(part.gallery), labels[part.gallery])
-        if rerank is not None:
-            return measure_reranked(names, *queries, *gallery, rerank=rerank, distance=distance)
-        return measure(names, *queries, *gallery, distance=distance, by_all=True)
+        return measure(names, *queries, *gallery, distance=distance, rerank=rerank, by_all=True)
 
     def _true_labels(self) -> NDArray[np.int64]:
         return self.table.take(self.train_rows).training_labels()
