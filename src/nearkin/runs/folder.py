@@ -131,9 +131,6 @@ class Environment(Record):
         data = DataRecord(**known_fields(DataRecord, record.get("data") or {}))
         return cls(**{**known_fields(cls, record), "data": data})
 
-    def as_record(self) -> dict[str, Any]:
-        return super().as_record() | {"data": dataclasses.asdict(self.data)}
-
 
 def weights_hash(section: EncoderSection) -> str | None:
     """A hash of the file that the encoder starts from."""

@@ -22,7 +22,7 @@ class Record(Mapping[str, Any]):
     """A frozen dataclass that can also be read as the JSON it is written as, and is equal to it."""
 
     def as_record(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def __getitem__(self, key: str) -> Any:
         return self.as_record()[key]
@@ -54,10 +54,6 @@ class Conditions:
     hardware: str = ""
     recipe: str = ""
     """The recipe's hash."""
-
-    def as_record(self) -> dict[str, Any]:
-        record = dataclasses.asdict(self)
-        return {key: value for key, value in record.items() if value is not None or key != "weights"}
 
 
 @dataclass(frozen=True)
@@ -150,17 +146,11 @@ class Scores(Record):
         return cls(**given)
 
     def as_record(self) -> dict[str, Any]:
-        record = self.conditions.as_record()
-        record |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
-        record["cost"] = dataclasses.asdict(self.cost)
-        record["new_images"] = self.new_images and dataclasses.asdict(self.new_images)
-        record["collapse"] = self.collapse and dataclasses.asdict(self.collapse)
-        record["final_of"] = self.final_of and {
-            "run": self.final_of.run,
-            "note": self.final_of.note,
-            "scores": self.final_of.scores.as_record(),
-        }
-        optional = ("collapse", "new_images", "lost_images", "final_of")
+        record = super().as_record()
+        record = record.pop("conditions") | record
+        if self.final_of is not None:
+            record["final_of"]["scores"] = self.final_of.scores.as_record()
+        optional = ("weights", "collapse", "new_images", "lost_images", "final_of")
         return {key: value for key, value in record.items() if value or key not in optional}
 
     @property
@@ -284,14 +274,14 @@ class EnsembleScores(Record):
         return cls(conditions=Conditions(**known_fields(Conditions, record)), **given)
 
     def as_record(self) -> dict[str, Any]:
-        conditions = self.conditions.as_record()
-        del conditions["seed"]  # each model has its own
-        record = {key: value for key, value in super().as_record().items() if key != "conditions"}
-        for part in ("separate", "concatenated"):
+        record = super().as_record()
+        for part, scores in (("separate", self.separate), ("concatenated", self.concatenated)):
             # One repeat has no interval, which the file shows as null.
-            record[part] = {name: {"interval": None, **score.as_record()} for name, score in record[part].items()}
-        record["combinations"] = dataclasses.asdict(self.combinations)
-        record["models"] = [dataclasses.asdict(model) for model in self.models]
+            record[part] = {name: {"interval": None, **score.as_record()} for name, score in scores.items()}
+        conditions = record.pop("conditions")
+        del conditions["seed"]  # each model has its own
+        if conditions["weights"] is None:
+            del conditions["weights"]
         return conditions | record
 
 
