@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from nearkin.evaluation.neighbours import Distance, nearest
 
@@ -132,7 +133,7 @@ class Curve:
 
     def __call__(self, features: Floats) -> Floats:
         """Confidences ``[…]`` of features ``[…, F]``."""
-        return _logistic(features @ np.array(self.slopes) + self.intercept)
+        return np.asarray(special.expit(features @ np.array(self.slopes) + self.intercept))
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,7 @@ def _fit(features: Floats, right: NDArray[np.bool_], weights: Floats, folds: Int
     for fold in np.unique(folds):
         inside = folds == fold
         fitted = _logistic_regression(features[~inside], right[~inside], weights[~inside])
-        confidence[inside] = _logistic(features[inside] @ fitted[0] + fitted[1])
+        confidence[inside] = special.expit(features[inside] @ fitted[0] + fitted[1])
     weights = weights / weights.sum()
     share = float(weights @ right)
     bins, error = [], 0.0
@@ -320,9 +321,4 @@ def _logistic_regression(features: Floats, right: NDArray[np.bool_], weights: Fl
             slopes[used] = model.coef_[0] / spread
             return slopes, float(model.intercept_[0] - slopes[used] @ centre)
         used = np.delete(used, model.coef_[0].argmin())
-    share = float(np.clip(share, 0.01, 0.99))
-    return slopes, float(np.log(share / (1 - share)))
-
-
-def _logistic(x: Floats) -> Floats:
-    return np.exp(-np.logaddexp(0.0, -x))
+    return slopes, float(special.logit(np.clip(share, 0.01, 0.99)))

@@ -22,6 +22,7 @@ from torch import Tensor
 from nearkin.errors import RecipeError
 from nearkin.evaluation.neighbours import BLOCK_BYTES, nearest
 from nearkin.evaluation.vectors import ArrayLike, as_float64
+from nearkin.numerics import l2_normalise
 
 # Comparisons or products in one block.
 _AT_ONCE = 1 << 24
@@ -88,23 +89,25 @@ def reranked_distances(
     >>> [distances.argmin(dim=1).tolist() for rows, distances in reranked_distances(x[:1], x[1:], rerank=Rerank(1, 1))]
     [[0]]
     """
-    asked = _unit(as_float64(queries, "queries"))
-    x = asked if gallery is None else torch.cat([asked, _unit(as_float64(gallery, "gallery").to(asked.device))])
+    x = as_float64(queries, "queries")
+    count = len(x)
+    if gallery is not None:
+        x = torch.cat([x, as_float64(gallery, "gallery").to(x.device)])
+    x = l2_normalise(x)
     k1, k2, weight = min(rerank.k1, len(x) - 1), min(rerank.k2, len(x)), rerank.weight
-    first = 0 if gallery is None else len(asked)
-    itself = torch.arange(len(x), device=x.device)
-    near = itself[:, None]
+    near = torch.arange(len(x), device=x.device)[:, None]
     if len(x) > 1:
         near = torch.cat([near, nearest(x, k=max(k1, min(k2, len(x) - 1), 1))[0]], dim=1)
-    farthest = torch.cat([_squared(x[part], x).amax(dim=1) for part in _blocks(x, len(x), _rows_of(x))])
+    step = BLOCK_BYTES // (24 * len(x))
+    farthest = torch.cat([_squared(x[part], x).amax(dim=1) for part in _blocks(x, len(x), step)])
     farthest = torch.where(farthest > 0, farthest, 1.0)
     encoded = _averaged(_encoded(x, near, farthest, k1), near[:, :k2])
     by_column = encoded.transposed(len(x))
-    for rows in _blocks(x, len(asked), _rows_of(x)):
+    for rows in _blocks(x, count, step):
         distances = _squared(x[rows], x) / farthest[rows, None]
         shared = _shared(encoded, by_column, rows, len(x))
         jaccard = 1.0 - shared / (2.0 - shared)
-        yield rows.cpu(), ((1.0 - weight) * jaccard + weight * distances)[:, first:]
+        yield rows.cpu(), ((1.0 - weight) * jaccard + weight * distances)[:, 0 if gallery is None else count :]
 
 
 def reranked(
@@ -121,25 +124,14 @@ def reranked(
         yield rows, distances.round(decimals=12).argsort(dim=1, stable=True)
 
 
-def _unit(x: Tensor) -> Tensor:
-    lengths = x.norm(dim=1, keepdim=True)
-    return x / torch.where(lengths > 0, lengths, 1.0)
-
-
 def _squared(a: Tensor, b: Tensor) -> Tensor:
     """Squared distances of unit vectors ``[A, D]`` and ``[B, D]``."""
     return (2.0 - 2.0 * a @ b.T).clamp_min(0.0)
 
 
-def _rows_of(x: Tensor) -> int:
-    """For how many images at a time the distances to all are computed."""
-    return BLOCK_BYTES // (24 * len(x))
-
-
-def _blocks(like: Tensor, count: int, step: int) -> list[Tensor]:
+def _blocks(like: Tensor, count: int, step: int) -> tuple[Tensor, ...]:
     """The numbers below ``count``, ``step`` (at least one) at a time, on the device of ``like``."""
-    step = max(1, step)
-    return [torch.arange(at, min(at + step, count), device=like.device) for at in range(0, count, step)]
+    return torch.arange(count, device=like.device).split(max(1, step))
 
 
 def _reciprocal(near: Tensor, rows: Tensor) -> Tensor:

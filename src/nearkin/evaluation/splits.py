@@ -304,20 +304,18 @@ class StoredSplit:
         ]
         classes = [now.table.class_names[label] for label in now.table.labels.tolist()]
         ours = [self.class_names[label] for label in self.labels.tolist()]
-        found = [(number, int(row)) for number, row in enumerate(rows.tolist()) if row >= 0]
-        elsewhere = Counter((ours[n], classes[row]) for n, row in found if ours[n] != classes[row])
-        old_names = set(ours) | {after for _, after in elsewhere}
+        pairs = [(name, classes[row]) for name, row in zip(ours, rows.tolist(), strict=True) if row >= 0]
+        reclassed = Counter((before, after) for before, after in pairs if before != after)
+        old_names = set(ours) | {after for _, after in reclassed}
         return Changes(
             lost={
-                split: tuple(self.ids[number] for number in lost if self.splits[number] == split)
-                for split in _STORED
-                if (self.splits == split).any()
+                split: tuple(self.ids[number] for number in lost if self.splits[number] == split) for split in _STORED
             },
             counts={split: int((self.splits == split).sum()) for split in _STORED},
             changed=frozenset(changed),
             new=tuple(now.table.ids[row] for row in new),
             new_classes=tuple(dict.fromkeys(name for row in new if (name := classes[row]) not in old_names)),
-            reclassed=dict(elsewhere),
+            reclassed=dict(reclassed),
         )
 
 
@@ -340,7 +338,7 @@ class Changes:
 
     def check_training(self, run: str) -> None:
         """Refuse to go on with a training whose images are not all there."""
-        if lost := self.lost.get("train", ()):
+        if lost := self.lost["train"]:
             raise DataError(
                 f"{self._lost(lost, 'train', 'training')} ({_some(lost)}): training of {run} cannot go on as it began. "
                 f"Put them back as they were, or begin again with --overwrite or in another folder with -o"
@@ -358,7 +356,7 @@ class Changes:
                 f"({_some(self.new_classes or self.new)})"
             )
         for split in scored:
-            lost = self.lost.get(split, ())
+            lost = self.lost[split]
             kept = [name for name in lost if self.by_name and name in self.changed]
             gone = [name for name in lost if name not in kept]
             for names, how in ((gone, "without them"), (kept, "as they are now")):

@@ -189,9 +189,9 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     """
     if len(values) < 2:
         return None
-    array = np.asarray(values, dtype=np.float64)
-    half = student_t(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
-    return float(array.mean()) - half, float(array.mean()) + half
+    mean = statistics.fmean(values)
+    half = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def combination_interval(combinations: NDArray[np.int64], values: Sequence[float]) -> Interval | None:

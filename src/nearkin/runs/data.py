@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.cache import OpenedImages, cache_root, open_images
+from nearkin.data.cache import OpenedImages, Progress, cache_root, open_images
 from nearkin.data.duplicates import MAX_IMAGES, find_duplicates
 from nearkin.data.source import is_benchmark, read_source
 from nearkin.data.table import ImageTable, LeftOut
@@ -20,9 +20,6 @@ from nearkin.evaluation.splits import HOLDOUT, Changes
 from nearkin.recipe import DataSection, Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import data_of
-
-Progress = Callable[[int, int], None]
-"""Called with the number of images done and their total."""
 
 SCORED = ("validation", "test", "query", "gallery", HOLDOUT)
 TRAINING, NEW_IMAGES, UNUSED = "training", "new images", "not used"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin import ranks
-from nearkin.data.cache import OpenedImages
+from nearkin.data.cache import OpenedImages, Progress
 from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
 from nearkin.encoders.architectures import default_weights
@@ -21,7 +21,7 @@ from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import concatenate_embeddings
 from nearkin.recipe import ProtocolSection
-from nearkin.runs.data import SCORED, Announce, Progress, describe_data, open_data, open_run_data
+from nearkin.runs.data import SCORED, Announce, describe_data, open_data, open_run_data
 from nearkin.runs.folder import RunFolder, pretrained_recipe
 from nearkin.runs.model import check_compatible
 from nearkin.runs.scores import EvaluationResult

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from nearkin import ranks
+from nearkin.data.cache import Progress
 from nearkin.disk import check_room, remove_leftovers, sole_writer_of, write_atomically
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.confidence import confidence_among
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.recipe import LENGTH, LOCATIONS, Recipe, fingerprint
-from nearkin.runs.data import Announce, Progress, RunData, open_data, open_own_data, report_on, split_as_stored
+from nearkin.runs.data import Announce, RunData, open_data, open_own_data, report_on, split_as_stored
 from nearkin.runs.folder import Environment, RunFolder, weights_hash
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, Cost, FinalOf, NewImages, Scores

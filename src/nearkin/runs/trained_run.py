@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin import ranks
-from nearkin.data.cache import Images
+from nearkin.data.cache import Images, Progress
 from nearkin.data.folder import printable
 from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.data.images import UnreadableImageError
@@ -29,7 +29,7 @@ from nearkin.encoders import Encoder
 from nearkin.errors import DataError, RecipeError, notice
 from nearkin.numerics import normalise
 from nearkin.recipe import Recipe
-from nearkin.runs.data import Progress, open_data
+from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import Model
 from nearkin.training import checkpoint
