@@ -131,7 +131,7 @@ def _squared(a: Tensor, b: Tensor) -> Tensor:
 
 def _blocks(like: Tensor, count: int, step: int) -> tuple[Tensor, ...]:
     """The numbers below ``count``, ``step`` (at least one) at a time, on the device of ``like``."""
-    return torch.arange(count, device=like.device).split(max(1, step))
+    return torch.split(torch.arange(count, device=like.device), max(1, step))
 
 
 def _reciprocal(near: Tensor, rows: Tensor) -> Tensor:

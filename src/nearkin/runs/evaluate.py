@@ -153,7 +153,7 @@ def evaluate_backbone(
     known = None if ":" in backbone else default_weights(backbone) or "imagenet"
     start = known if weights is None else str(weights)
     changes = {"encoder.backbone": backbone, "encoder.weights": start, "encoder.dim": None, "data.source": data}
-    changes |= {"data.root": data_root and str(data_root), "data.class_folders": class_folders}
+    changes |= {"data.root": None if data_root is None else str(data_root), "data.class_folders": class_folders}
     written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     recipe = load_recipe(pretrained_recipe(backbone), [*written, *overrides])
     with ranks.joined(), float32_products(recipe.training.precision):

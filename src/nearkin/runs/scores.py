@@ -1,4 +1,4 @@
-"""What runs report: ``scores.json`` of a run, ``mlrc.json`` of a reality check, the result of an evaluation."""
+"""Results: ``scores.json`` of a run, ``mlrc.json`` of a reality check, and evaluations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ENSEMBLE_FILE = "mlrc.json"
 
 
 class Record(Mapping[str, Any]):
-    """A frozen dataclass that can also be read as the JSON it is written as, and is equal to it."""
+    """A frozen dataclass that also is a mapping, equal to the JSON that it is written as."""
 
     def as_record(self) -> dict[str, Any]:
         return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
@@ -47,9 +47,9 @@ class Conditions:
     test_classes: str = ""
     """Whether training has seen the classes that are scored."""
     training_conditions: str | None = None
-    """Such as labels replaced."""
+    """For example replaced labels."""
     weights: str | None = None
-    """Set where the scored weights are an average over the steps."""
+    """Set if the scored weights are an average over steps."""
     seed: int = 0
     hardware: str = ""
     recipe: str = ""
@@ -58,7 +58,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of the training steps alone; memory is the device's, or on a CPU the process's."""
+    """The cost of the training steps alone; memory of the GPU, or of the process on a CPU."""
 
     step_ms: float | None = None
     images_per_second: float | None = None
@@ -67,16 +67,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class NewImages:
-    """How images of the training classes that did not train are labelled, as shares from 0 to 1."""
+    """How well held-out images of the training classes are labelled, as shares from 0 to 1."""
 
     images: int
     classes: int
     accuracy: float
-    """Given the right label, whatever its confidence."""
+    """With the right label, at any confidence."""
     refused: float
-    """Given no label, as the confidence is below the default threshold."""
+    """Without a label, since the confidence is below the default threshold."""
     unknown_refused: float
-    """The same with the image's own class taken out."""
+    """The same when the image's own class is removed."""
 
     def __str__(self) -> str:
         """
@@ -95,7 +95,7 @@ class NewImages:
 
 @dataclass(frozen=True)
 class FinalOf:
-    """The run whose recipe and epoch a final model took, with that run's scores."""
+    """The run whose recipe and epoch a final model uses, with its scores."""
 
     run: str
     note: str
@@ -127,9 +127,9 @@ class Scores(Record):
     """The evaluation that was chosen."""
     last: Evaluation = field(default_factory=dict)
     collapse: Collapse | None = None
-    """Where training destroyed the network: such a run says nothing of its loss or method."""
+    """Set if training destroyed the network: such a run says nothing about its loss or method."""
     lost_images: Mapping[str, int] = field(default_factory=dict)
-    """By split, images that were gone when the run was continued."""
+    """By split, images that were missing when the run was resumed."""
     final_of: FinalOf | None = None
 
     @classmethod
@@ -155,7 +155,7 @@ class Scores(Record):
 
     @property
     def chosen_on_test(self) -> bool:
-        """Whether the reported epoch is the one with the best test scores; tables then show the last one, too."""
+        """Whether the reported epoch has the best test scores; tables then show the last one, too."""
         last_epoch = self.conditions.selection.startswith("last epoch")
         return self.conditions.protocol in SELECTED_ON_TEST and not last_epoch
 
@@ -165,7 +165,7 @@ class Scores(Record):
 
 
 def collapse_mark(runs: Sequence[Scores]) -> str:
-    """What is added to the title of runs of one recipe where some collapsed.
+    """The addition to the title of runs of one recipe of which some collapsed.
 
     >>> collapsed = Scores(collapse=Collapse(1, "R@1 51.1 → 3.2", "Train again with training.warmup_epochs=1."))
     >>> collapse_mark([collapsed]), collapse_mark([collapsed, Scores()]), collapse_mark([Scores()])
@@ -177,7 +177,7 @@ def collapse_mark(runs: Sequence[Scores]) -> str:
 
 
 def collapse_notes(title: str, runs: Sequence[Scores]) -> list[str]:
-    """A sentence on runs of one recipe where some collapsed."""
+    """A sentence on runs of one recipe of which some collapsed."""
     collapses = [run.collapse for run in runs if run.collapse is not None]
     consequence = f"The difference of {title} from its base means nothing."
     return [f"{title}{collapse_mark(runs)}: {collapses[0]} {consequence}"] if collapses else []
@@ -185,7 +185,7 @@ def collapse_notes(title: str, runs: Sequence[Scores]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult(Record):
-    """Scores on images that need not be its own, of a run or of a backbone without any training."""
+    """Scores of a run or an untrained backbone on any images."""
 
     data: str
     images: int
@@ -210,7 +210,7 @@ class EvaluationResult(Record):
 
 @dataclass(frozen=True)
 class Combinations:
-    """Ensembles of one repeat of every fold: how many were scored, and how many are possible."""
+    """Ensembles of one model per fold: how many were scored, and how many are possible."""
 
     scored: int = 1
     possible: int = 1
@@ -220,7 +220,7 @@ class Combinations:
 
 @dataclass(frozen=True)
 class FoldModel:
-    """One model: the fold it held out, the epoch that this chose, and its scores on the test classes."""
+    """A model: its held-out fold, the epoch chosen on it, and the scores on the test classes."""
 
     repeat: int
     fold: int
@@ -255,7 +255,7 @@ class EnsembleScores(Record):
 
     @classmethod
     def read(cls, folder: str | Path) -> EnsembleScores | None:
-        """What a folder's ``mlrc.json`` holds; None where it has none."""
+        """The content of a folder's ``mlrc.json``, or None without one."""
         file = Path(folder) / ENSEMBLE_FILE
         try:
             return cls.from_record(json.loads(file.read_text(encoding="utf-8")))
@@ -278,7 +278,7 @@ class EnsembleScores(Record):
         for part, scores in (("separate", self.separate), ("concatenated", self.concatenated)):
             # One repeat has no interval, which the file shows as null.
             record[part] = {name: {"interval": None, **score.as_record()} for name, score in scores.items()}
-        conditions = record.pop("conditions")
+        conditions: dict[str, Any] = record.pop("conditions")
         del conditions["seed"]  # each model has its own
         if conditions["weights"] is None:
             del conditions["weights"]
