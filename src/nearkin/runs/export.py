@@ -40,8 +40,8 @@ Format = Literal["onnx", "safetensors"]
 
 TO_TORCH = 1e-5
 """The largest difference allowed between a number of an embedding and the same computation in torch."""
-TO_PILLOW = 1.25
-"""The largest difference allowed between pixels of the file's crop and Pillow's, in levels of 256; Pillow rounds twice."""
+TO_PILLOW = 1.25  # Pillow rounds twice
+"""The largest difference allowed between pixels of the file's crop and Pillow's, in levels of 256."""
 
 _CHECKED_IMAGES = 6
 MOST_TRAINED = 250_000

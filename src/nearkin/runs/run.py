@@ -170,15 +170,13 @@ def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
     """Refuse a folder that is not as the caller expects; returns the keys that a resumed run changes."""
     if resume and overwrite:
         raise RecipeError("--resume and --overwrite contradict each other: give one of them")
-    if not folder.is_begun:
-        if resume:
-            raise RecipeError(
-                f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
-            )
-        return {}
+    if resume and not folder.is_begun:
+        raise RecipeError(
+            f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
+        )
     if resume:
         return folder.check_same_recipe(recipe, may_differ=(*LOCATIONS, *LENGTH))
-    if not overwrite:
+    if folder.is_begun and not overwrite:
         what = "a finished run" if folder.is_finished else "a run that is not finished"
         raise RecipeError(
             f"{folder.path} holds {what}: continue it with --resume, begin again with --overwrite, "
