@@ -123,17 +123,6 @@ class Difference:
             return "above" if self.value > 0 else "below"
         return "undecided"
 
-    def as_record(self) -> dict[str, Any]:
-        return {
-            "difference": self.value,
-            "spread": self.spread,
-            "interval": None if self.interval is None else list(self.interval),
-            "verdict": self.verdict,
-            "runs": list(self.runs),
-            "paired": self.paired,
-            "more_seeds": self.more_seeds,
-        }
-
 
 def difference_by_seed(ours: Mapping[Seed, float], theirs: Mapping[Seed, float]) -> Difference | None:
     """The difference of two rows of scores by seed: paired where the seeds agree; None where a row has no score.

@@ -7,26 +7,16 @@ methods are checked later, by :func:`nearkin.training.recipe_check.load_recipe`.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.resources
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_type_hints
 
 import yaml
 
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
-from nearkin.recipe.recipe import (
-    DataSection,
-    EncoderSection,
-    PartSection,
-    ProtocolSection,
-    Recipe,
-    TrainingSection,
-    coerce_fields,
-)
+from nearkin.recipe.recipe import PartSection, Recipe, coerce_fields
 
-Section = TypeVar("Section")
 PARTS = ("objective", "method", "pair_loss", "weighting")
 """Keys that hold a name and its options; with another name, the options of the base no longer apply."""
 PAPERS = "papers"
@@ -49,12 +39,12 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         with mistakes_in(file.name):
             return read_recipe(content, overrides)
     merged = _with_overrides(source, overrides)
-    sections = {f.name for f in dataclasses.fields(Recipe)}
+    sections = get_type_hints(Recipe)
     for name in merged:
         if name not in sections:
             raise RecipeError(f"unknown section {name!r}: {did_you_mean(name, sections)}")
-    training = _section(TrainingSection, merged.get("training"), "training")
-    protocol = _section(ProtocolSection, merged.get("protocol"), "protocol")
+    recipe = Recipe(**{name: _section(sections[name], content, name) for name, content in merged.items()})
+    training, protocol = recipe.training, recipe.protocol
     if protocol.fold >= protocol.folds:
         raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
     if training.sampler == "balanced" and training.batch_size % training.images_per_class:
@@ -62,14 +52,7 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
             f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "
             f"training.images_per_class ({training.images_per_class})"
         )
-    return Recipe(
-        data=_section(DataSection, merged.get("data"), "data"),
-        encoder=_section(EncoderSection, merged.get("encoder"), "encoder"),
-        objective=read_part(merged.get("objective", "proxy_anchor"), "objective"),
-        method=read_part(merged.get("method", "plain"), "method"),
-        training=training,
-        protocol=protocol,
-    )
+    return recipe
 
 
 def read_part(content: Any, where: str) -> PartSection:
@@ -111,7 +94,9 @@ def _with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
     return merged
 
 
-def _section(cls: type[Section], content: Any, where: str) -> Section:
+def _section(cls: type[Any], content: Any, where: str) -> Any:
+    if cls is PartSection:
+        return read_part(content, where)
     if content is None:
         return cls()
     if not isinstance(content, Mapping):
