@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nearkin.data.cache import OpenedImages
+from nearkin.data.cache import OpenedImages, Progress
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
@@ -22,7 +22,7 @@ from nearkin.losses.vcpa import VariationalBank
 from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe, fingerprint
-from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
+from nearkin.runs.data import RunData, open_data, split_as_stored, with_root_found
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import build_objective, data_of

@@ -17,6 +17,7 @@ from typing import Any
 
 import nearkin
 from nearkin.catalogue import plot_names
+from nearkin.data.cache import Progress
 from nearkin.data.table import split_class_name
 from nearkin.disk import check_writable, write_atomically
 from nearkin.errors import NearkinError, RecipeError
@@ -31,7 +32,6 @@ from nearkin.report.query_results import QueryResults, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.report.table import NOTHING, Line, Part, counted, html_table
-from nearkin.runs.data import Progress
 from nearkin.runs.folder import Outcome
 
 SCORED_LIMIT = 15_000

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nearkin.data.cache import Progress
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe, deciding, fingerprint
 from nearkin.report.differences import ScoredRuns, seed_and_fold
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs, source_of
-from nearkin.runs.data import Progress, notice_changed_images
+from nearkin.runs.data import notice_changed_images
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.scores import EnsembleScores
 

@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from nearkin.catalogue import plot_names
+from nearkin.data.cache import Progress
 from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError, did_you_mean
 from nearkin.report.figure_style import STYLE, save_figure
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
-from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
 
 
