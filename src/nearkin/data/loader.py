@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -37,8 +37,9 @@ from nearkin.ranks import on_this_machine, share_of
 
 
 class Sampler(Protocol):
-    """What the loader asks of a sampler; ``lookahead`` is how many batches may be drawn before they are used."""
+    """What the loader asks of a sampler: see :class:`nearkin.samplers.BatchSampler`."""
 
+    batch_size: int
     lookahead: int
 
     def next_batch(self) -> NDArray[np.int64]: ...
@@ -62,6 +63,11 @@ class Batch:
 def threads_for(workers: int | None) -> int:
     """``data.workers``, by default at most four, as more wait for the interpreter; ranks share a machine's cores."""
     return max(1, min(4, usable_cores() // on_this_machine()) if workers is None else workers)
+
+
+def processes_for(workers: int | None) -> int:
+    """``data.workers``, by default a rank's cores but the one that drives its GPU."""
+    return max(1, usable_cores() // on_this_machine() - 1 if workers is None else workers)
 
 
 class TrainingLoader:
@@ -93,8 +99,10 @@ class TrainingLoader:
         self._threads = threads_for(workers)
         self._processes: CropProcesses | None = None
         if device is not None and not isinstance(images, DeviceImages) and are_shareable(images):
-            ahead = sampler.lookahead + 1
-            self._processes = CropProcesses(images, transform, seed, device, workers=workers, ahead=ahead)
+            batch_size, ahead = len(share_of(sampler.batch_size)), sampler.lookahead + 1
+            self._processes = CropProcesses(
+                images, transform, seed, device, batch_size=batch_size, ahead=ahead, workers=workers
+            )
         # More threads would not draw boxes or wait for processes any faster.
         one_thread = isinstance(images, DeviceImages) or self._processes is not None
         self._pool = ThreadPoolExecutor(1 if one_thread else self._threads, thread_name_prefix="nearkin-loader")
@@ -252,95 +260,88 @@ def are_shareable(images: Images) -> bool:
 
 
 class CropProcesses:
-    """``ahead`` batches at a time, each in a slot of shared memory until it is on ``device``."""
+    """Processes that make the crops of ``ahead`` batches at a time, each in a slot of shared memory.
+
+    A slot is free again as soon as its crops are on ``device``.
+    """
 
     def __init__(
-        self, images: Images, transform: Transform, seed: int, device: torch.device, *, workers: int | None, ahead: int
+        self,
+        images: Images,
+        transform: Transform,
+        seed: int,
+        device: torch.device,
+        *,
+        batch_size: int,
+        ahead: int,
+        workers: int | None,
     ) -> None:
         self.device = device
-        self._setup = (images, transform, seed)
-        # One core drives the GPU, and ranks on one machine share the cores.
-        self._count = max(1, usable_cores() // on_this_machine() - 1 if workers is None else workers)
-        # One more than are prepared, as the previous one may still be being copied.
-        self._slots = ahead + 1
-        self._copied: list[torch.cuda.Event | None] = [None] * self._slots
-        self._fetched: deque[Future[tuple[Tensor, torch.cuda.Event | None]]] = deque(maxlen=self._slots)
+        # One slot more than batches are prepared, as the previous one may still be being copied.
+        shape = (ahead + 1, batch_size, transform.size, transform.size, 3)
+        self._copied: list[torch.cuda.Event | None] = [None] * shape[0]
         self._begun = 0
-        self._workers: list[_Worker] = []
-        self._memory: Tensor | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # Not in /dev/shm, which is often too small in containers.
+        with open(os.memfd_create("nearkin-crops"), "w+b") as file:
+            file.truncate(int(np.prod(shape)))
+            pixels = np.ndarray(shape, dtype=np.uint8, buffer=mmap.mmap(file.fileno(), 0))
+            self._memory = torch.from_numpy(pixels)
+            # Sent as bytes, so that a setup that the worker cannot unpickle leaves the stream readable.
+            setup = pickle.dumps(Setup(images, transform, seed, file.fileno(), shape))
+            self._workers = [_Worker(setup, file.fileno()) for _ in range(processes_for(workers))]
+        if self._stream is not None:
+            # Only copies from page-locked memory are asynchronous.
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cuda.cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, _FOR_ALL_DEVICES)
 
     def begin(self, number: int, rows: NDArray[np.int64], positions: range, waiter: Executor) -> Callable[[], Tensor]:
         """Start to crop the images at ``positions`` of a batch; the result waits until they are on the device."""
-        memory = self._shared(len(positions))
-        slot, self._begun = self._begun % self._slots, self._begun + 1
+        slot, self._begun = self._begun % len(self._copied), self._begun + 1
         if (copied := self._copied[slot]) is not None:
             copied.synchronize()
-        busy = []
-        for worker, part in zip(self._workers, np.array_split(np.arange(len(positions)), self._count), strict=True):
+        pixels = self._memory[slot, : len(positions)]
+        local = rows[positions.start : positions.stop]
+        busy, first = [], 0
+        for worker, part in zip(self._workers, np.array_split(local, len(self._workers)), strict=True):
             if len(part):
-                begin = int(part[0])
-                selected = rows[[positions[index] for index in part]].tolist()
-                worker.send(Job(number, positions[begin], selected, slot, begin))
+                worker.send(Job(number, positions.start + first, part.tolist(), slot, first))
                 busy.append(worker)
+                first += len(part)
 
         def fetch() -> tuple[Tensor, torch.cuda.Event | None]:
             for worker in busy:
                 worker.wait()
-            pixels = memory[slot, : len(positions)]
             if self._stream is None:
                 return pixels.clone(), None
             with torch.cuda.stream(self._stream):
-                there = pixels.to(self.device, non_blocking=True)
+                crops = pixels.to(self.device, non_blocking=True)
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
             self._copied[slot] = event
-            return there, event
+            return crops, event
 
         fetched = waiter.submit(fetch)
-        self._fetched.append(fetched)
 
         def finish() -> Tensor:
             crops, copied = fetched.result()
             if copied is not None:
-                here = torch.cuda.current_stream(self.device)
-                here.wait_event(copied)
-                crops.record_stream(here)
+                stream = torch.cuda.current_stream(self.device)
+                stream.wait_event(copied)
+                crops.record_stream(stream)
             return crops
 
         return finish
-
-    def _shared(self, batch: int) -> Tensor:
-        """The memory of all slots; it is made for the first batch, and again for a larger one."""
-        if self._memory is None or batch > self._memory.shape[1]:
-            wait(self._fetched)
-            self.close()
-            images, transform, seed = self._setup
-            shape = (self._slots, batch, transform.size, transform.size, 3)
-            # Not in /dev/shm, which is often too small in containers.
-            with open(os.memfd_create("nearkin-crops"), "w+b") as file:
-                file.truncate(int(np.prod(shape)))
-                memory = np.ndarray(shape, dtype=np.uint8, buffer=mmap.mmap(file.fileno(), 0))
-                self._memory = torch.from_numpy(memory)
-                # Sent as bytes, so that a setup that the worker cannot unpickle leaves the stream readable.
-                setup = pickle.dumps(Setup(images, transform, seed, file.fileno(), shape))
-                self._workers = [_Worker(setup, file.fileno()) for _ in range(self._count)]
-            if self._stream is not None:
-                # Only copies from page-locked memory are asynchronous.
-                cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-                cuda.cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, _FOR_ALL_DEVICES)
-        return self._memory
 
     def close(self) -> None:
         """End the processes; their unfinished jobs are lost."""
         for worker in self._workers:
             worker.end()
-        self._workers = []
-        if self._memory is not None and self._stream is not None:
+        if self._stream is not None:
             self._stream.synchronize()
             cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             cuda.cudaHostUnregister(self._memory.data_ptr())
-        self._memory, self._copied, self._begun = None, [None] * self._slots, 0
+        del self._memory
 
 
 class _Worker:

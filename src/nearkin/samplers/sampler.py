@@ -17,6 +17,8 @@ class BatchSampler(ABC):
     """
 
     lookahead = 4
+    batch_size: int
+    """The most rows that a batch has."""
     batches_per_epoch: int
     drawn = 0
     """How many batches there have been, which is all that a sampler without further state must remember."""

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -278,32 +278,31 @@ class TrainingSet:
         Of evaluation crops, or of crops as in a training batch where ``augmented`` gives the random numbers for every
         index of ``rows``.
         """
-        state = self._state
-        size, workers, placed = state.eval_batch_size, state.recipe.data.workers, state.on_device
-        if augmented is None and placed is None:
-            return state.embed(self._rows[rows], encoder=encoder, what=what)
+        state, size, transform = self._state, self._state.eval_batch_size, self._state.transform
+        placed = state.on_device
+        if augmented is not None:
 
-        def training_crop(index: int) -> NDArray[np.uint8]:
-            assert augmented is not None
-            return state.transform.train(self[int(rows[index])], augmented(index))
+            def training_crop(index: int) -> NDArray[np.uint8]:
+                return transform.train(self[int(rows[index])], augmented(index))
 
-        def crops(part: range) -> Iterable[Tensor]:
-            if augmented is not None:
-                return crop_batches(training_crop, part, size, workers)
-            assert placed is not None
-            return placed.evaluation_batches(rows[part.start : part.stop], state.transform, batch_size=size)
-
+            crops: Callable[[range], Iterable[Tensor]] | None = partial(
+                crop_batches, training_crop, batch_size=size, workers=state.recipe.data.workers
+            )
+        else:
+            crops = (
+                None
+                if placed is None
+                else lambda part: placed.evaluation_batches(rows[part.start : part.stop], transform, batch_size=size)
+            )
         return state.embed(self._rows[rows], encoder=encoder, what=what, crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
-        if self._state.on_device is not None:
-            return self._state.on_device.evaluation_crops(rows, self._state.transform)
-        size = self._state.transform.size
-        crops = np.empty((len(rows), size, size, 3), dtype=np.uint8)
-        for index, row in enumerate(rows.tolist()):
-            crops[index] = self._state.transform.evaluate(self[row])
-        return torch.from_numpy(crops).to(self._state.device)
+        state = self._state
+        if state.on_device is not None:
+            return state.on_device.evaluation_crops(rows, state.transform)
+        crops = np.stack([state.transform.evaluate(self[row]) for row in rows.tolist()])
+        return torch.from_numpy(crops).to(state.device)
 
 
 class Method:
