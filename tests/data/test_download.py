@@ -11,8 +11,8 @@ import threading
 import numpy as np
 import pytest
 
-from nearkin.data import download as module
-from nearkin.data.download import download
+from nearkin.data import archives
+from nearkin.data.archives import download
 from nearkin.errors import DataError
 
 CONTENT = np.random.default_rng(0).bytes(300_000)
@@ -62,7 +62,7 @@ class Server:
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(module, "PAUSE", 0.0)
+    monkeypatch.setattr(archives, "PAUSE", 0.0)
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     server = Server()
     yield server
@@ -96,7 +96,7 @@ def test_a_broken_connection_continues_from_what_has_arrived(server, file):
 
 
 def test_another_process_continues_where_one_gave_up(server, file, monkeypatch):
-    monkeypatch.setattr(module, "ATTEMPTS", 1)
+    monkeypatch.setattr(archives, "ATTEMPTS", 1)
     server.breaks = [200_000]
     with pytest.raises(DataError, match=r"200,000 of 300,000 bytes\. 0\.2 MB have arrived; the same command continues"):
         fetch(server, file)
