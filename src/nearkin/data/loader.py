@@ -1,11 +1,11 @@
-"""From rows to batches of pixels, prepared while the previous batch is being learned from.
+"""From rows to batches of pixels, prepared while the network learns from the previous batch.
 
 On a CPU threads make the crops, as Pillow resamples outside the interpreter lock. Worker threads would compete with
 the training loop for that lock and stall a GPU, so on CUDA separate processes (:mod:`nearkin.data.crop_worker`) make
-them. Where the decoded images are on the device, the device does (:mod:`nearkin.data.device_images`).
+them. Decoded images that are on the device are cropped there (:mod:`nearkin.data.device_images`).
 
-The random numbers of an image depend on (seed, batch, position in the batch) alone. Neither who makes the crops, nor
-the number of workers or ranks, nor an interruption changes what a batch shows.
+The random numbers of an image depend only on (seed, batch, position in the batch). So a batch shows the same whatever
+makes the crops, with any number of workers or ranks, and after an interruption.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ class Batch:
 
 
 def threads_for(workers: int | None) -> int:
-    """``data.workers``, by default at most four, as more wait for the interpreter; ranks share a machine's cores."""
+    """``data.workers``, by default a rank's cores but at most four, as more wait for the interpreter."""
     return max(1, min(4, usable_cores() // on_this_machine()) if workers is None else workers)
 
 
 def processes_for(workers: int | None) -> int:
-    """``data.workers``, by default a rank's cores but the one that drives its GPU."""
+    """``data.workers``, by default a rank's cores except the one that drives its GPU."""
     return max(1, usable_cores() // on_this_machine() - 1 if workers is None else workers)
 
 
@@ -103,7 +103,7 @@ class TrainingLoader:
             self._processes = CropProcesses(
                 images, transform, seed, device, batch_size=batch_size, ahead=ahead, workers=workers
             )
-        # More threads would not draw boxes or wait for processes any faster.
+        # Drawing boxes and waiting for processes need no more than one.
         one_thread = isinstance(images, DeviceImages) or self._processes is not None
         self._pool = ThreadPoolExecutor(1 if one_thread else self._threads, thread_name_prefix="nearkin-loader")
 
@@ -192,7 +192,7 @@ def evaluation_batches(
     workers: int | None = None,
     rows: NDArray[np.int64] | None = None,
 ) -> Iterator[Tensor]:
-    """The images of ``rows`` (default: all) in order, as evaluation crops ``[B, H, W, 3]`` (uint8)."""
+    """Evaluation crops of ``rows`` (default: all) in order, ``[B, H, W, 3]`` (uint8)."""
     order = range(len(images)) if rows is None else rows.tolist()
     return crop_batches(lambda row: transform.evaluate(images[row]), order, batch_size, workers)
 
@@ -210,14 +210,14 @@ def crop_batches(
 
 
 def _parts(count: int, threads: int) -> list[range]:
-    """Cut ``range(count)`` into about two parts per thread, small enough to balance, large enough to be worth it."""
+    """``range(count)`` in about two parts per thread, which balances their load at little cost."""
     step = max(1, -(-count // (2 * threads)))
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 @dataclass
 class CropCache:
-    """Evaluation crops, kept as uint8 on ``device`` up to ``budget`` bytes; others are made again each time."""
+    """Evaluation crops, kept as uint8 on ``device`` up to ``budget`` bytes; the rest are made again each time."""
 
     images: Images
     transform: Transform
@@ -227,7 +227,7 @@ class CropCache:
     _stored: dict[bytes, Tensor] = field(default_factory=dict)
 
     def batches(self, rows: NDArray[np.int64], *, batch_size: int) -> Iterator[Tensor]:
-        """Crops of ``rows`` in order, ``[B, H, W, 3]``; the stored ones when the same rows were asked for before."""
+        """Crops of ``rows`` in order, ``[B, H, W, 3]``, stored under the whole array of rows."""
         key = rows.tobytes()
         if key in self._stored:
             yield from torch.split(self._stored[key], batch_size)
@@ -253,7 +253,7 @@ _FOR_ALL_DEVICES = 1
 
 
 def are_shareable(images: Images) -> bool:
-    """Whether processes can read the images without a copy each, and share memory: on Linux."""
+    """Whether processes can read the images without copying them, and share memory, as on Linux."""
     while isinstance(images, SelectedImages):
         images = images.images
     return isinstance(images, PackedImages) and hasattr(os, "memfd_create")
