@@ -145,47 +145,43 @@ def _files(archive: Path, progress: Progress) -> Iterator[tuple[str, IO[bytes]]]
 
 
 def download(address: str, md5: str, file: Path, progress: Progress) -> None:
-    """Download ``address`` to ``file``, which appears once its checksum is right.
+    """Download ``address`` to ``file`` and compare the checksum.
 
-    Until then the bytes are in ``file.part``. A download that was interrupted continues from there, or begins again
-    where the server sends only whole files.
+    An interrupted download continues after what is in ``file`` already, or begins again where the server sends only
+    whole files.
     """
-    part = file.with_name(f"{file.name}.part")
-    if file.exists():
-        os.replace(file, part)
-    for _ in range(2 if part.exists() else 1):  # a part left by an earlier process may be of another file
-        _receive(address, part, progress)
-        with open(part, "rb") as content:
+    for _ in range(2 if file.exists() else 1):  # what an earlier process left may be of another file
+        _receive(address, file, progress)
+        with open(file, "rb") as content:
             found = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
         if found == md5:
-            os.replace(part, file)
             return
-        part.unlink()
+        file.unlink()
     raise DataError(
         f"{address} is not the file that was published: its MD5 checksum is {found}, not {md5}. Try again later, or "
         f"get the file by other means and give it to: nearkin datasets --unpack FILE"
     )
 
 
-def _receive(address: str, part: Path, progress: Progress) -> None:
-    """Append the rest of the file to ``part``, in several attempts if need be."""
+def _receive(address: str, file: Path, progress: Progress) -> None:
+    """Append what ``file`` still lacks, in several attempts if need be."""
     failure: Exception | None = None
     for attempt in range(ATTEMPTS):
         time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
-        start = part.stat().st_size if part.exists() else 0
+        start = file.stat().st_size if file.exists() else 0
         headers = {"User-Agent": "nearkin"} | ({"Range": f"bytes={start}-"} if start else {})
         try:
             with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
                 start = start if answer.status == 206 else 0  # else the server sends the whole file
                 length = answer.headers.get("Content-Length")
                 total = start + int(length) if length else 0
-                with open(part, "ab" if start else "wb") as file:
+                with open(file, "ab" if start else "wb") as output:
                     while block := answer.read1(BLOCK):
-                        file.write(block)
-                        progress(file.tell(), total)
-                    if file.tell() >= total:
+                        output.write(block)
+                        progress(output.tell(), total)
+                    if output.tell() >= total:
                         return
-                    failure = ConnectionError(f"the connection ended after {file.tell():,} of {total:,} bytes")
+                    failure = ConnectionError(f"the connection ended after {output.tell():,} of {total:,} bytes")
         except urllib.error.HTTPError as error:
             if error.code == 416 and start:  # the whole file has arrived already
                 return
@@ -196,7 +192,7 @@ def _receive(address: str, part: Path, progress: Progress) -> None:
             if isinstance(error, OSError) and error.errno in REFUSED:  # by the disk
                 raise
             failure = error
-    arrived = part.stat().st_size / 1e6 if part.exists() else 0.0
+    arrived = file.stat().st_size / 1e6 if file.exists() else 0.0
     raise DataError(
         f"cannot download {address}: {failure}. {arrived:,.1f} MB have arrived; the same command continues from there. "
         f"Without a connection, bring the file and give it to: nearkin datasets --unpack FILE"
