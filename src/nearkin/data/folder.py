@@ -338,21 +338,22 @@ def existing_images(
             raise DataError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
         return {_composed(name): entry for name, entry in exact.items()} | exact
 
+    def entry_of(path: str) -> os.DirEntry[str] | None:
+        folder, name = os.path.split(path)
+        entries = entries_of(spelled(folder))
+        return entries.get(name) or entries.get(_composed(name))
+
     @functools.cache
     def spelled(folder: str) -> str:
-        """A folder's path as the disk spells it, as far as it exists."""
-        above, name = os.path.split(folder)
-        if above == folder or os.path.isdir(folder):
+        """A folder's path as the disk spells it."""
+        if os.path.isdir(folder) or os.path.dirname(folder) == folder:
             return folder
-        entry = entries_of(spelled(above)).get(_composed(name))
-        return os.path.join(spelled(above), name if entry is None else entry.name)
+        entry = entry_of(folder)
+        return folder if entry is None else entry.path
 
     def find(path: str) -> str | None:
-        folder, name = os.path.split(path)
-        folder = spelled(folder)
-        entry = entries_of(folder).get(name) or entries_of(folder).get(_composed(name))
-        if entry is not None:
-            return None if entry.is_dir() else os.path.join(folder, entry.name)
+        if entry := entry_of(path):
+            return None if entry.is_dir() else entry.path
         # A file system that ignores case may have the file under a spelling that the listing does not show.
         return path if os.path.isfile(path) else None
 

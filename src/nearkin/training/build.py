@@ -79,8 +79,8 @@ def build_state(
     else:
         sampler = BalancedSampler(labels, images_per_class=training.images_per_class, **sampled)
     l2_sp, backbone = ProximalTerm(), list(encoder.backbone.parameters())
-    if training.l2_sp:  # around the initial weights, which a resumed run has here too
-        l2_sp.remember(backbone)
+    if training.l2_sp:
+        l2_sp.remember(backbone)  # the initial weights, which a resumed run has here too
     state = TrainingState(
         recipe=recipe,
         data=data,
@@ -99,7 +99,7 @@ def build_state(
         labels=labels,
         learned=learned,
         ema=None if training.ema_decay is None else WeightEma(encoder, training.ema_decay),
-        add_l2_sp=partial(l2_sp.add_to_gradients, backbone, training.l2_sp) if training.l2_sp else None,
+        add_l2_sp=partial(l2_sp.add_to_gradients, backbone, training.l2_sp),
         micro_batch=micro_batch,
     )
     state.sampler = state.method.sampler(sampler, state)

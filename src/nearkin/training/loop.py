@@ -132,8 +132,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     add_up_gradients(state.optimiser)
     state.scaler.unscale_(state.optimiser)
-    if state.add_l2_sp is not None:
-        state.add_l2_sp()
+    state.add_l2_sp()
     state.method.adjust_gradients(state)
     value = health.watch(batch, loss)
     clip_gradients(state.optimiser, state.recipe.training)

@@ -89,12 +89,12 @@ class TrainingState:
     sampler: BatchSampler
     labels: NDArray[np.int64]
     """Labels of the training images, renumbered 0, 1, …, in the order of ``train_set``."""
+    add_l2_sp: Callable[[], None]
+    """Adds the gradient of L2-SP, the proximal term around the initial weights, if the recipe has it."""
     learned: nn.Module | None = None
     """Parameters of the method."""
     ema: WeightEma | None = None
     """The average of the encoder's weights."""
-    add_l2_sp: Callable[[], None] | None = None
-    """Adds the gradient of L2-SP, the proximal term around the initial weights."""
     micro_batch: int | None = None
     """Images in the network at a time; None for the whole batch."""
     step: int = 0
