@@ -465,7 +465,7 @@ def test_the_pull_to_the_start_is_the_gradient_of_the_squared_distance(state_for
     states = {weight: state_for(*learning, f"training.l2_sp={weight}") for weight in (0, 3)}
     start = [p.detach().clone() for p in states[0].encoder.backbone.parameters()]
     batch = next_batch(states[0])
-    for weight, state in states.items():
+    for state in states.values():
         health = HealthCheck(state)
         for _ in range(state.warmup_steps):
             train_step(state, batch, health)
