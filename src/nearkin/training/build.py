@@ -153,8 +153,6 @@ def start_head(state: TrainingState) -> None:
     A random projection loses some of what a pretrained backbone has learned. The weights keep their norm, so that
     learning rates mean the same. Dimensions beyond the backbone's channels, or the number of images, begin at zero.
     """
-    from sklearn.decomposition import PCA
-
     head = state.encoder.head
     if state.recipe.encoder.head_init != "pca" or not isinstance(head, nn.Linear):
         return
@@ -168,6 +166,8 @@ def start_head(state: TrainingState) -> None:
     kept = min(head.out_features, *features.shape)
 
     def principal_axes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        from sklearn.decomposition import PCA
+
         pca = PCA(kept, svd_solver="covariance_eigh").fit(features.double().cpu().numpy())
         return pca.mean_, pca.components_
 
