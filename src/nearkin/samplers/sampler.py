@@ -19,6 +19,8 @@ class BatchSampler(ABC):
     """
 
     lookahead = 4
+    batch_size: int
+    """The most rows that a batch has."""
     batches_per_epoch: int
     drawn = 0
     """The number of batches so far, the whole state of most samplers."""
