@@ -33,6 +33,15 @@ def test_overrides_of_an_objective_that_is_only_named():
     assert load_recipe({"objective": "mpa"}, ["objective.name=vcpa"]).objective.name == "vcpa"
 
 
+def test_a_mapping_replaces_the_one_that_is_there():
+    base = {"encoder": {"options": {"width": 8}}}
+    assert load_recipe(base, ["encoder.options={}"]).encoder.options == {}
+    assert load_recipe(base, ["encoder.options={depth: 2}", "encoder.options.width=4"]).encoder.options == {
+        "depth": 2,
+        "width": 4,
+    }
+
+
 def test_another_objective_drops_the_options_of_the_first():
     recipe = load_recipe({"objective": {"name": "proxy_anchor", "alpha": 16}}, ["objective.name=contrastive"])
     assert recipe.objective.name == "contrastive"

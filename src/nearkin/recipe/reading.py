@@ -85,13 +85,19 @@ def parse_override(text: str) -> tuple[list[str], Any]:
 def _with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     merged = dict(mapping)
     for text in overrides:
-        path, change = parse_override(text)
+        path, value = parse_override(text)
         if len(path) < 2:
             raise RecipeError(f"an override names a section and a key, such as training.epochs=5; got {text!r}")
-        for key in reversed(path):
-            change = {key: change}
-        merged = layered(merged, change)
+        # A mapping replaces the one that is there, so that encoder.options={} clears the options.
+        for change in (None, value) if isinstance(value, Mapping) else (value,):
+            merged = layered(merged, _nested(path, change))
     return merged
+
+
+def _nested(path: list[str], value: Any) -> dict[str, Any]:
+    for key in reversed(path):
+        value = {key: value}
+    return dict(value)
 
 
 def _section(cls: type[Any], content: Any, where: str) -> Any:
