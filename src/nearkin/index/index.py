@@ -162,7 +162,7 @@ class Index:
         return self._model
 
     def __len__(self) -> int:
-        return self._items.count()
+        return int(self._items.rows("SELECT count(*) FROM items")[0][0])
 
     @property
     def version(self) -> tuple[int, int]:
@@ -196,8 +196,11 @@ class Index:
         """
         if batch_size < 1:
             raise RecipeError(f"batch_size must be at least 1, got {batch_size}")
+        class_folders = class_folders or self.model.class_folders
+        return self._add(sources_of(source, labels, self.model.shorter_side, class_folders), batch_size, progress)
+
+    def _add(self, sources: Sources, batch_size: int, progress: Progress | None = None) -> Added:
         model = self.model
-        sources = sources_of(source, labels, model.shorter_side, class_folders or model.class_folders)
         with self._writing():
             added = write_all(sources, self._items, self._vectors, self._engine, model, batch_size, progress)
             if added.added:
@@ -207,16 +210,14 @@ class Index:
             if added.added or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
-            if sources.given:
+            if sources.paths:
                 with self._items.writing():
                     self._items.set_fact("unfinished", None)
         return added
 
     def add_pixels(self, pixels: NDArray[np.uint8], label: str | None, columns: Mapping[str, str]) -> Stored:
         """Add one image ``[H, W, 3]`` without a file, decoded as the encoder wants it; numbers in columns are text."""
-        values = {name: [value] for name, value in columns.items()}
-        uploaded = Sources([pixels], [Source(None, 0, label, columns)], values)
-        added = self.add(uploaded)
+        added = self._add(Sources([pixels], [Source(None, 0, label, columns)]), batch_size=1)
         return Stored(self._items.ids_by_hash([hash_of_pixels(pixels)]).popitem()[1], added.added == 1)
 
     def add_test_images(self, run: str | Path, *, progress: Progress | None = None) -> Added:
@@ -295,16 +296,19 @@ class Index:
 
     def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
         """The items that have a label, ascending, and their labels."""
-        return self._items.labels()
+        rows = self._items.rows("SELECT id, label FROM items WHERE label IS NOT NULL ORDER BY id")
+        return np.array([row[0] for row in rows], dtype=np.int64), np.array([row[1] for row in rows], dtype=np.str_)
 
     def label_counts(self) -> list[tuple[str, int]]:
         """Labels and their numbers of items, the most frequent first."""
-        return self._items.label_counts()
+        return self._items.rows(
+            "SELECT label, count(*) AS n FROM items WHERE label IS NOT NULL GROUP BY label ORDER BY n DESC, label"
+        )
 
     def column_ranges(self) -> list[tuple[str, bool, float | None, float | None]]:
-        """The further columns: their names, whether they hold numbers, and if so the least and the largest."""
+        """The columns of manifests: name, whether it holds numbers, and if so the least and the largest."""
         ranges = []
-        for name, field in list(self._items.fields().items())[3:]:
+        for name, field in self._items.columns().items():
             ends = self._items.rows(f"SELECT min({field.column}), max({field.column}) FROM items")[0]
             ranges.append((name, field.is_number, *(ends if field.is_number else (None, None))))
         return ranges
@@ -365,10 +369,8 @@ class Index:
             raise RecipeError(f"{self.path} has no confidences: {self._no_confidence}")
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
-        allowed = self._allowed(where)
-        context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         pages = []
-        for hits in context.hits(vectors, excluded, offset + k, group_by, collapse):
+        for hits in self._context(where).hits(vectors, excluded, offset + k, group_by, collapse):
             if min_confidence is not None:
                 hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
             pages.append(hits[offset : offset + k])
@@ -391,12 +393,11 @@ class Index:
         if not labelled:
             raise RecipeError(f"no item of {self.path} has a label: add images with labels to classify by")
         if labelled < items:
-            ids = self._items.labels()[0]
+            ids = self.labels()[0]
             where = {"id": (ids if where is None else np.intersect1d(ids, self._items.ids(where))).tolist()}
         vectors, excluded = query_vectors(query, self.dim, lambda: self.model, self.vectors)
         vectors = combined(vectors, None, None, self.distance)
-        profiles, allowed = self._profiles, self._allowed(where)
-        context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
+        profiles, context = self._profiles, self._context(where)
         answers = []
         for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS), strict=True):
             answers.append(context.classified(vector, hits, profiles, min_confidence))
@@ -406,7 +407,7 @@ class Index:
         """What the index holds, what it does not and why, and how reliable its confidences are."""
         self._refresh()
         files, embedded, distinct, failed = self._items.coverage()
-        counts, unfinished = self._items.label_counts(), self._items.fact("unfinished")
+        counts, unfinished = self.label_counts(), self._items.fact("unfinished")
         return Status(
             path=self.path,
             items=len(self),
@@ -416,7 +417,7 @@ class Index:
             embedded=embedded,
             duplicates=embedded - distinct,
             failed=failed,
-            columns=tuple(self._items.fields())[3:],
+            columns=tuple(self._items.columns()),
             dim=self.dim,
             distance=self.distance,
             encoder=self._items.fact("encoder"),
@@ -468,12 +469,13 @@ class Index:
             raise MissingItemError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
         return items
 
-    def _allowed(self, where: Where | None) -> NDArray[np.int64] | None:
-        """The rows to search among, or None for all."""
+    def _context(self, where: Where | None) -> SearchContext:
+        """What a search with the filter ``where`` works on, as of the last refresh."""
+        allowed = None if len(self._live) == self._vectors.rows else self._live
         if where:
             ids = self._items.ids(where)
-            return ids[ids < self._vectors.rows]
-        return None if len(self._live) == self._vectors.rows else self._live
+            allowed = ids[ids < self._vectors.rows]
+        return SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
 
 
 def encoder_facts(model: Model) -> dict[str, Any]:
