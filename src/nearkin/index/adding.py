@@ -47,7 +47,7 @@ class Added:
     failed: tuple[tuple[str, str], ...]
     """The images that could not be read, and the reasons."""
     left_out: tuple[str, ...] = ()
-    """Files of the folders that are no images."""
+    """What else the folders hold: files of other types, and images outside the class folders."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""From a query, an image, an id or a vector, to hits and labels."""
+"""From a query (an image, an id or a vector) to hits and labels."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
 SHOWN = 10
-"""Hits that are given with a label."""
+"""Hits returned with a label."""
 
 OneQuery: TypeAlias = "int | np.integer[Any] | str | os.PathLike[str] | bytes | Image.Image"
 """The id of an item, or an image."""
 Queries: TypeAlias = "list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor"
-"""Several queries; of an array the shape tells whether it is one or several."""
+"""Several queries; the shape of an array tells whether it is one or several."""
 COPIES = 16
-"""Hits beyond those wanted that are looked at for copies; and at most so many times those wanted."""
+"""Extra hits that are ranked where copies are collapsed; the ranking deepens to at most this many times the hits."""
 LEAST_SIDE = 8
-"""Pixels of an image to search for, or of a part of it."""
+"""The least side in pixels of an image to search for, or of its crop."""
 UNLIKE_WEIGHT = 0.5
+_ROUNDING = 1e-3
+"""How far a crop may reach beyond the image, as its numbers may have been rounded."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -62,9 +64,9 @@ class Hit:
     path: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
-    """How many items show this photo, where copies are collapsed into one hit."""
+    """How many items show this photo, if copies are collapsed into one hit."""
     copy_ids: Sequence[int] = ()
-    """Those that are left out as copies of this one."""
+    """The items left out as copies of this one."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,12 @@ class Classified:
 
     label: str | None
     confidence: float | None
-    """The probability that the surest label is right; None where it could not be learned."""
+    """The probability that the nearest class is right; None where it could not be learned."""
     hits: tuple[Hit, ...]
 
 
 def are_several(query: Any) -> bool:
-    """Whether it is a list, rows of vectors or several images of one size.
+    """Whether a query is a list, rows of vectors or a batch of images.
 
     >>> [are_several(one) for one in ("a.jpg", ["a.jpg"], np.zeros(8), np.zeros((2, 8)), np.zeros((9, 8), np.uint8))]
     [False, True, False, True, False]
@@ -96,7 +98,7 @@ def query_vectors(
     stored: Callable[[Sequence[int]], NDArray[np.float32]],
     crop: Sequence[float] | None = None,
 ) -> tuple[NDArray[np.float64] | None, list[set[int]]]:
-    """The vectors ``[Q, dim]`` of queries, None without a query, and for each the items that it is itself."""
+    """The vectors ``[Q, dim]`` of queries, None without a query, and for each the ids that it consists of."""
     if query is None:
         if crop is not None:
             raise RecipeError("crop is a part of an image: give the image to search for")
@@ -133,14 +135,19 @@ def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
     >>> cropped(np.arange(24, dtype=np.uint8).reshape(4, 6), [0.5, 0.25, 0.5, 0.5])[:, :, 0].tolist()
     [[9, 10, 11], [15, 16, 17]]
     """
+    check_crop(crop)
+    return crop_shares(ImageInputs([image], shorter_side=None)[0], [float(number) for number in crop])
+
+
+def check_crop(crop: Sequence[float]) -> None:
+    """Refuse a crop that is not four numbers, or reaches beyond the image by more than rounding."""
     numbers = [float(number) for number in crop]
     if len(numbers) != 4 or not np.isfinite(numbers).all():
         raise RecipeError(f"crop must be four numbers, x, y, width and height, got {list(crop)}")
     x, y, width, height = numbers
-    if min(x, y) < 0 or min(width, height) <= 0 or max(x + width, y + height) > 1 + 1e-6:
+    if min(x, y) < 0 or min(width, height) <= 0 or max(x + width, y + height) > 1 + _ROUNDING:
         ends = f"x {x:g} to {x + width:g}, y {y:g} to {y + height:g}"
         raise RecipeError(f"crop must lie within the image, as shares of it from 0 to 1, got {ends}")
-    return crop_shares(ImageInputs([image], shorter_side=None)[0], numbers)
 
 
 def combined(
@@ -149,7 +156,7 @@ def combined(
     unlike: NDArray[np.float32] | None,
     distance: str,
 ) -> NDArray[np.float64]:
-    """The mean of a query and its positive examples, less half the mean of the negative ones (Rocchio 1971).
+    """The mean of a query and its positive examples, minus half the mean of the negative ones (Rocchio 1971).
 
     >>> combined(np.array([[2.0, 0.0]]), None, None, "cosine")
     array([[1., 0.]])
@@ -172,7 +179,7 @@ def is_id(query: Any) -> bool:
 
 
 def is_vectors(query: Any) -> bool:
-    """Whether it is an array of vectors: of floating point numbers, which pixels are not."""
+    """Whether it is an array of vectors: floating point numbers, which pixels are not."""
     if getattr(query, "ndim", 0) not in (1, 2):
         return False
     if isinstance(query, Tensor):
@@ -182,7 +189,7 @@ def is_vectors(query: Any) -> bool:
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What is searched: stored vectors, their engine and items, and the meaning of their scores."""
+    """What is searched: vectors, their engine and items, and what their scores mean."""
 
     vectors: Segments
     engine: Engine
@@ -200,10 +207,10 @@ class SearchContext:
         group_by: str | None = None,
         collapse: bool = False,
     ) -> Iterator[list[Hit]]:
-        """For each query ``[Q, dim]`` at least ``wanted`` hits but the ``excluded`` ones, or all there are.
+        """For each query ``[Q, dim]`` at least ``wanted`` hits, or all there are, without the ``excluded`` items.
 
-        With ``group_by`` they have different values of that field. With ``collapse`` they are different photos, and
-        where nearly all are copies there may be fewer.
+        With ``group_by`` hits have different values of that field. With ``collapse`` they are different photos; there
+        may be fewer than wanted if nearly all are copies.
         """
         available = self.vectors.rows if self.allowed is None else len(self.allowed)
         if not available:
@@ -217,8 +224,7 @@ class SearchContext:
             deepest = available if group_by is not None else min(available, COPIES * wanted) if collapse else depth
             while deep < deepest and len(hits) < wanted:
                 deep *= 4
-                found = nearest(self.engine, self.vectors, self.distance, query[None], deep, self.allowed)
-                ((rows, scores),) = found
+                ((rows, scores),) = nearest(self.engine, self.vectors, self.distance, query[None], deep, self.allowed)
                 hits = self._as_hits(rows, scores, without, group_by, collapse)
             yield hits
 
@@ -230,7 +236,7 @@ class SearchContext:
         group_by: str | None,
         collapse: bool,
     ) -> list[Hit]:
-        """Items by their rows, without excluded ones and those that have been removed meanwhile."""
+        """Hits for rows and their scores, without excluded items and those that have just been removed."""
         items = self.items.get(set(rows.tolist()) - excluded)
         scored = [(items[id], score) for id, score in zip(rows.tolist(), scores.tolist(), strict=True) if id in items]
         confidences: list[float | None] = [None] * len(scored)
@@ -255,7 +261,7 @@ class SearchContext:
     def _without_copies(self, hits: Sequence[Hit]) -> list[Hit]:
         """The nearest hit of each photo, with the number of its copies.
 
-        Copies with different labels stay apart, as a person has to decide which label is right.
+        Copies with different labels stay separate, as a person has to decide which label is right.
         """
         hash_of = self.items.fingerprints([hit.id for hit in hits])
         kept: list[Hit] = []
@@ -280,13 +286,13 @@ class SearchContext:
     def classified(
         self, query: NDArray[np.float64], hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float
     ) -> Classified:
-        """The label of a query by its hits; mean and spread of their classes are added to ``profiles`` if missing."""
+        """The label of a query by its hits; missing classes are added to ``profiles``."""
         for label in {str(hit.label) for hit in hits} - profiles.keys():
             members = self.items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
             ids = np.array(members, dtype=np.int64).reshape(-1)
-            if len(ids := ids[ids < self.vectors.rows]):  # another process may have removed or added some
+            if len(ids := ids[ids < self.vectors.rows]):  # another process may have added or removed some
                 profiles[label] = ClassProfile.of(self.vectors.take(ids), self.distance)
-        hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile
+        hits = [hit for hit in hits if hit.label in profiles]
         if not hits:
             return Classified(None, None, ())
         labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
@@ -294,5 +300,5 @@ class SearchContext:
         winner = vote(query, labels, scores, profiles, self.distance, typical_spread)
         if self.confidence is None:
             return Classified(winner.label, None, tuple(hits[:SHOWN]))
-        sure = self.confidence.of_label(winner)
-        return Classified(winner.label if sure >= min_confidence else None, sure, tuple(hits[:SHOWN]))
+        confidence = self.confidence.of_label(winner)
+        return Classified(winner.label if confidence >= min_confidence else None, confidence, tuple(hits[:SHOWN]))
