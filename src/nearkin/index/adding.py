@@ -160,31 +160,28 @@ def _record_progress(items: Items, sources: Sources, done: int) -> None:
 def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Generator[_Loaded]:
     """Every source in order; those with new content are decoded, on all cores."""
 
-    def decoded(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> _Loaded:
-        thumbnail = thumbnail_of(pixels)
-        fingerprint = None if min(pixels.shape[:2]) < SIDE else perceptual_hash(brightness(thumbnail))
-        return _Loaded(source, file, digest, pixels, thumbnail, fingerprint)
-
     def load(source: Source) -> _Loaded:
         file = None
         try:
-            if source.path is None or source.name is None:
-                assert sources.images is not None, "a source is a file or among the images given"
+            if sources.images is not None:
                 pixels = sources.images[source.number]
-                return decoded(source, None, hash_of_pixels(pixels), pixels)
-            file = File(source.name, 0, 0, None)
-            with contextlib.suppress(OSError):
-                status = os.stat(source.path)
-                file = File(source.name, status.st_size, status.st_mtime_ns, None)
-            before = items.file(source.name)
-            if before is not None and replace(before, id=None) == file:
-                return _Loaded(source, before)
-            content = read_file(source.path)
-            digest = hash_of(content)
-            if items.ids_by_hash([digest]):
-                return _Loaded(source, file, digest)
-            pixels = decode_bytes(content, path=source.path, shorter_side=shorter_side)
-            return decoded(source, file, digest, pixels)
+                digest = hash_of_pixels(pixels)
+            elif source.path is not None and source.name is not None:
+                file = File(source.name, 0, 0, None)
+                with contextlib.suppress(OSError):
+                    status = os.stat(source.path)
+                    file = File(source.name, status.st_size, status.st_mtime_ns, None)
+                before = items.file(source.name)
+                if before is not None and replace(before, id=None) == file:
+                    return _Loaded(source, before)
+                content = read_file(source.path)
+                digest = hash_of(content)
+                if items.ids_by_hash([digest]):
+                    return _Loaded(source, file, digest)
+                pixels = decode_bytes(content, path=source.path, shorter_side=shorter_side)
+            thumbnail = thumbnail_of(pixels)
+            fingerprint = None if min(pixels.shape[:2]) < SIDE else perceptual_hash(brightness(thumbnail))
+            return _Loaded(source, file, digest, pixels, thumbnail, fingerprint)
         except UnreadableImageError as error:
             return _Loaded(source, file, reason=error.reason)
 

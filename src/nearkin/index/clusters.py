@@ -21,27 +21,27 @@ from nearkin.index.filters import Where
 from nearkin.index.index import Index
 
 MOST_JUDGED = 2_000
-"""Items, drawn at random, on which numbers of clusters are tried."""
+"""The most items on which numbers of clusters are tried; they are drawn at random."""
 _STEP = 1.35
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Items by cluster, the largest first, and in each by their distance to its centre."""
+    """Items by cluster, the largest first; within each they are ordered by their distance to its centre."""
 
     ids: tuple[tuple[int, ...], ...]
     silhouette: float | None
-    """The mean of the items that the number was tried on; None where it was given."""
+    """The mean silhouette of the items on which the number was tried; None if the number was given."""
     purity: float | None
     """The share of labelled items with the most frequent label of their cluster."""
     nmi: float | None
 
 
 def cluster(index: Index, number: int | None = None, *, where: Where | None = None, seed: int = 0) -> Clusters:
-    """Put the items that meet ``where`` into ``number`` clusters by k-means.
+    """Cluster the items that meet ``where`` into ``number`` clusters by k-means.
 
-    Without a number, the one with the highest mean silhouette (Rousseeuw 1987) of 2,000 items is taken: numbers from 2
-    to half of them are tried, each about a third more than the last, then those around the best.
+    By default it is the number with the highest mean silhouette (Rousseeuw 1987) on 2,000 items. Numbers from 2 to half
+    of them are tried, each about a third larger than the last, then those around the best.
     """
     ids = index.ids(where)
     if len(ids) < 2:
@@ -69,7 +69,7 @@ def cluster(index: Index, number: int | None = None, *, where: Where | None = No
 
 
 def write_manifest(file: Path, index: Index, clusters: Clusters) -> None:
-    """Write a CSV with id, path, label and cluster of every item, which 'nearkin train' and 'nearkin index' read."""
+    """Write a CSV with id, path, label and cluster of each item, which 'nearkin train' and 'nearkin index' read."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["id", "path", "label", "cluster"])
@@ -80,7 +80,7 @@ def write_manifest(file: Path, index: Index, clusters: Clusters) -> None:
 
 
 def _best_number(vectors: Tensor, seed: int) -> tuple[int, float]:
-    """The number of clusters with the highest mean silhouette, of equal ones the least."""
+    """The number of clusters with the highest mean silhouette, or the smallest of equal ones, and the silhouette."""
     if len(vectors) < 4:
         return 1, 0.0
     from sklearn.metrics import silhouette_score

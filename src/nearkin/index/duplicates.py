@@ -1,4 +1,4 @@
-"""Images that an index holds more than once: the same picture stored again, or near to each other to the encoder."""
+"""Images that an index holds more than once: copies of one picture, or images that the encoder finds near."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MIN_CONFIDENCE = 0.99
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Groups of items, the largest first; an item is in one group at most."""
+    """Groups of items, the largest first; an item is in at most one group."""
 
     question: Literal["same picture", "near"]
     groups: tuple[tuple[int, ...], ...]
     blank: tuple[int, ...] = ()
-    """Items that cannot be told apart: of one colour throughout, or smaller than 32 pixels."""
+    """Items that cannot be compared: uniform, or smaller than 32 pixels."""
 
 
 def same_picture(index: Index, *, most_bits: int = MOST_BITS, where: Where | None = None) -> Duplicates:
-    """Groups of items that show the same picture, without the encoder; a mirror image is another picture.
+    """Groups of items that show the same picture, found without the encoder; a mirror image is another picture.
 
     Two items match if the perceptual hashes of their thumbnails differ in at most ``most_bits`` of 64 bits and their
     brightness, point by point, has a correlation of at least 0.8. Grouping is transitive.
@@ -64,7 +64,7 @@ def near(
     where: Where | None = None,
     progress: Progress | None = None,
 ) -> Duplicates:
-    """Groups of items near each other to the encoder, by a least confidence or score; grouping is transitive."""
+    """Groups of items that the encoder finds near, by a least confidence or score; grouping is transitive."""
     if min_confidence is not None and min_score is not None:
         raise RecipeError("give a least confidence or a least score, not both")
     if min_score is None and (reason := index.status().no_confidence):
@@ -96,7 +96,7 @@ def _groups(
     pairs: Iterable[NDArray[np.int64]],
     matches: Callable[[int, int], bool] = lambda one, other: True,
 ) -> tuple[tuple[int, ...], ...]:
-    """The items that matching pairs join, the largest group first; single items are left out."""
+    """The groups of two or more items that matching pairs join, the largest first."""
     sets = DisjointSet(range(len(ids)))
     for block in pairs:
         for one, other in block.tolist():
