@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -45,15 +45,17 @@ def same_picture(index: Index, *, most_bits: int = MOST_BITS, where: Where | Non
     distinct, first, number = np.unique(hashes, return_index=True, return_inverse=True)
     equal = np.stack([first[number], np.arange(len(number))], axis=1)
     similar = (first[pairs] for pairs in pairs_within(distinct, most_bits))
-    greys: dict[int, NDArray[np.float32]] = {}
 
-    def grey(i: int) -> NDArray[np.float32]:
-        if i not in greys:
-            greys[i] = brightness(index.thumbnail(int(compared[i])))
-        return greys[i]
+    @functools.cache
+    def grey(id: int) -> NDArray[np.float32]:
+        return brightness(index.thumbnail(id))
 
-    groups = _groups(compared, chain([equal], similar), lambda one, other: are_alike(grey(one), grey(other)))
-    return Duplicates("same picture", groups, tuple(np.setdiff1d(ids, compared).tolist()))
+    sets = DisjointSet(compared.tolist())
+    for pairs in chain([equal], similar):
+        for one, other in compared[pairs].tolist():
+            if not sets.connected(one, other) and are_alike(grey(one), grey(other)):
+                sets.merge(one, other)
+    return Duplicates("same picture", _groups(sets), tuple(np.setdiff1d(ids, compared).tolist()))
 
 
 def near(
@@ -69,38 +71,28 @@ def near(
         raise RecipeError("give a least confidence or a least score, not both")
     if min_score is None and (reason := index.status().no_confidence):
         raise RecipeError(f"{index.path} has no confidences ({reason}): give a least score (--min-score)")
-    ids = index.ids(where)
-    number_of = {id: i for i, id in enumerate(ids.tolist())}
+    ids = index.ids(where).tolist()
     least = next(value for value in (min_score, min_confidence, MIN_CONFIDENCE) if value is not None)
-    pairs: list[NDArray[np.int64]] = []
+    sets = DisjointSet(ids)
     for start in range(0, len(ids), 64):
-        queries, k = ids[start : start + 64].tolist(), 16
+        queries, k = ids[start : start + 64], 16
         while queries:
             unfinished = []
             for id, hits in zip(queries, index.search(queries, k, where=where), strict=True):
                 nearness = [hit.score if min_score is not None else hit.confidence or 0.0 for hit in hits]
-                matches = [hit for hit, value in zip(hits, nearness, strict=True) if value >= least]
+                matches = [hit.id for hit, value in zip(hits, nearness, strict=True) if value >= least]
+                for match in matches:
+                    if match in sets:  # else it has just been added
+                        sets.merge(id, match)
                 if len(matches) == k:
                     unfinished.append(id)
-                else:
-                    matching = [(number_of[id], number_of[hit.id]) for hit in matches if hit.id in number_of]
-                    pairs.append(np.array(matching, dtype=np.int64).reshape(-1, 2))
             queries, k = unfinished, 4 * k
         if progress is not None:
             progress(min(start + 64, len(ids)), len(ids))
-    return Duplicates("near", _groups(ids, pairs))
+    return Duplicates("near", _groups(sets))
 
 
-def _groups(
-    ids: NDArray[np.int64],
-    pairs: Iterable[NDArray[np.int64]],
-    matches: Callable[[int, int], bool] = lambda one, other: True,
-) -> tuple[tuple[int, ...], ...]:
-    """The groups of two or more items that matching pairs join, the largest first."""
-    sets = DisjointSet(range(len(ids)))
-    for block in pairs:
-        for one, other in block.tolist():
-            if not sets.connected(one, other) and matches(one, other):
-                sets.merge(one, other)
-    groups = [tuple(sorted(ids[list(members)].tolist())) for members in sets.subsets() if len(members) > 1]
+def _groups(sets: DisjointSet) -> tuple[tuple[int, ...], ...]:
+    """The sets of two or more items, the largest first."""
+    groups = [tuple(sorted(members)) for members in sets.subsets() if len(members) > 1]
     return tuple(sorted(groups, key=lambda group: (-len(group), group)))

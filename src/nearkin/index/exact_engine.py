@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.evaluation.neighbours import Coded, in_8_bits, propose, workers
-from nearkin.index.engine import Distance
+from nearkin.evaluation.neighbours import Coded, Distance, in_8_bits, propose, workers
 from nearkin.index.segments import Segments
 
 _ROWS, _QUERIES = 8192, 64

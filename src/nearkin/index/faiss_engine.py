@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
 from nearkin.errors import require
-from nearkin.index.engine import RECALL_AT, Distance, recall_measure
+from nearkin.evaluation.neighbours import Distance
+from nearkin.index.engine import RECALL_AT, recall_measure
 from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 

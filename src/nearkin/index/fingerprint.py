@@ -65,16 +65,6 @@ def are_copies(one: bytes, other: bytes) -> bool:
     return float(np.abs(colours[0] - colours[1]).mean()) <= MOST_COLOUR
 
 
-def differing_bits(hashes: NDArray[np.uint64], hash: int) -> NDArray[np.int64]:
-    """The number of bits in which hashes ``[N]`` differ from another hash.
-
-    >>> differing_bits(np.array([0b1, 0b111], dtype=np.uint64), 0b101).tolist()
-    [1, 1]
-    """
-    differing = np.bitwise_xor(hashes, np.uint64(hash)).view(np.uint8).reshape(-1, 8)
-    return np.asarray(np.unpackbits(differing, axis=1).sum(axis=1, dtype=np.int64))
-
-
 def pairs_within(hashes: NDArray[np.uint64], most: int) -> Iterator[NDArray[np.int64]]:
     """All pairs ``[P, 2]`` of hashes that differ in at most ``most`` bits, block by block.
 

@@ -152,7 +152,7 @@ class Items:
         selected = ", ".join(["id", "path", "label", *(field.column for field in columns.values())])
         text = f"SELECT {selected} FROM items WHERE id IN (SELECT value FROM json_each(?))"
         rows = self.rows(text, [_listed(ids)])
-        return {row[0]: Item(*row[:3], dict(zip(columns, row[3:], strict=True))) for row in rows}
+        return {row[0]: Item(row[0], row[1], row[2], dict(zip(columns, row[3:], strict=True))) for row in rows}
 
     def thumbnail(self, id: int) -> bytes | None:
         rows = self.rows("SELECT image FROM thumbnails WHERE id = ?", [int(id)])

@@ -98,10 +98,8 @@ def read_layout(index: Index) -> Layout | None:
     return Layout(kept[order], points[order], proxies, classes)
 
 
-def lay_out(
-    vectors: NDArray[np.float32], distance: Distance, *, seed: int = 0, progress: Progress | None = None
-) -> Points:
-    """Points ``[N, 2]`` for vectors ``[N, dim]``, reproducible by the seed.
+def lay_out(vectors: NDArray[np.float32], distance: Distance, *, progress: Progress | None = None) -> Points:
+    """Points ``[N, 2]`` for vectors ``[N, dim]``, always the same for the same vectors.
 
     >>> lay_out(np.array([[3.0, 4.0]], dtype=np.float32), "cosine")
     array([[0., 0.]], dtype=float32)
@@ -119,7 +117,7 @@ def lay_out(
         vectors, k=k, distance=distance, progress=lambda done: report(done * _STEPS // len(vectors))
     )
     edges = _edges(indices, _distances(similarities, distance))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     scaled = start * (_EXTENT / max(float(np.ptp(start[:, 0])), 1e-12)) + random.normal(0, 1e-2, start.shape)
     return _optimised(scaled.astype(np.float32), edges, random, lambda done: report(_STEPS + done))
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, notice
-from nearkin.index.engine import RECALL_AT, Distance, recall_measure
+from nearkin.evaluation.neighbours import Distance
+from nearkin.index.engine import RECALL_AT, recall_measure
 from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
@@ -143,7 +144,11 @@ class RemoteEngine(ExactEngine):
     ) -> list[NDArray[np.int64]]:
         shown = self._on_server  # once, as another thread may replace it
         limit, is_filtered = k + SPARE, allowed is not None and len(allowed) < shown.live
-        if is_filtered or not shown.live or limit > self._table.most or not self._is_in_step(shown):
+        if is_filtered or not shown.live or limit > self._table.most:
+            return super().candidates(queries, k, allowed)
+        if shown.is_in_step is None:
+            shown.is_in_step = self._counts(shown.rows, PATIENCE_READING)[0] == shown.live
+        if not shown.is_in_step:
             return super().candidates(queries, k, allowed)
         age = time.monotonic() - shown.at
         answers = self._call(self._table.nearest, queries.astype(np.float32), limit, age, patience=PATIENCE_READING)
@@ -212,11 +217,6 @@ class RemoteEngine(ExactEngine):
         """How many of the first ``rows`` the server has, and how many behind them."""
         behind = self._call(self._table.count, rows, patience=patience)
         return self._call(self._table.count, patience=patience) - behind, behind
-
-    def _is_in_step(self, shown: _Shown) -> bool:
-        if shown.is_in_step is None:
-            shown.is_in_step = self._counts(shown.rows, PATIENCE_READING)[0] == shown.live
-        return shown.is_in_step
 
     def _repair(self, first: int, last: int, live: NDArray[np.int64]) -> None:
         """Make the server's rows from ``first`` up to ``last`` those that are live."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +16,10 @@ from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError
 from nearkin.evaluation.confidence import MOST_MEMBERS, VOTERS, ClassProfile, Confidence, vote
-from nearkin.index.engine import Distance, Engine, nearest, unit_rows
+from nearkin.evaluation.neighbours import Distance, unit_rows
+from nearkin.index.engine import Engine, nearest
 from nearkin.index.filters import Where
-from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
+from nearkin.index.fingerprint import MOST_BITS, are_copies
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
@@ -218,13 +220,13 @@ class SearchContext:
             return
         shown = wanted + (COPIES if collapse else 0)
         depth = max(shown, 1 if self.confidence is None else VOTERS) + max(map(len, excluded), default=0)
-        ranked = nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
-        for query, without, (rows, scores) in zip(queries, excluded, ranked, strict=True):
+        rank = functools.partial(nearest, self.engine, self.vectors, self.distance, allowed=self.allowed)
+        for query, without, (rows, scores) in zip(queries, excluded, rank(queries, k=depth), strict=True):
             hits, deep = self._as_hits(rows, scores, without, group_by, collapse), depth
             deepest = available if group_by is not None else min(available, COPIES * wanted) if collapse else depth
             while deep < deepest and len(hits) < wanted:
                 deep *= 4
-                ((rows, scores),) = nearest(self.engine, self.vectors, self.distance, query[None], deep, self.allowed)
+                ((rows, scores),) = rank(query[None], k=deep)
                 hits = self._as_hits(rows, scores, without, group_by, collapse)
             yield hits
 
@@ -264,24 +266,24 @@ class SearchContext:
         Copies with different labels stay separate, as a person has to decide which label is right.
         """
         hash_of = self.items.fingerprints([hit.id for hit in hits])
+
+        def show_one_photo(one: Hit, other: Hit) -> bool:
+            if one.label != other.label or not hash_of.keys() >= {one.id, other.id}:
+                return False
+            if (hash_of[one.id] ^ hash_of[other.id]).bit_count() > MOST_BITS:
+                return False
+            images = [image for hit in (one, other) if (image := self.items.thumbnail(hit.id)) is not None]
+            return len(images) == 2 and are_copies(*images)
+
         kept: list[Hit] = []
-        hashes = np.zeros(len(hits), dtype=np.uint64)
         for hit in hits:
-            count = len(kept)
-            similar = differing_bits(hashes[:count], hash_of.get(hit.id, 0)) <= MOST_BITS
-            for i in np.flatnonzero(similar).tolist():
-                both = (kept[i].id, hit.id)
-                if kept[i].label == hit.label and hash_of.keys() >= set(both) and self._are_copies(*both):
-                    kept[i] = replace(kept[i], copies=kept[i].copies + 1, copy_ids=(*kept[i].copy_ids, hit.id))
+            for i, nearer in enumerate(kept):
+                if show_one_photo(nearer, hit):
+                    kept[i] = replace(nearer, copies=nearer.copies + 1, copy_ids=(*nearer.copy_ids, hit.id))
                     break
             else:
-                hashes[count] = hash_of.get(hit.id, 0)
                 kept.append(hit)
         return kept
-
-    def _are_copies(self, one: int, other: int) -> bool:
-        images = [image for id in (one, other) if (image := self.items.thumbnail(id)) is not None]
-        return len(images) == 2 and are_copies(*images)
 
     def classified(
         self, query: NDArray[np.float64], hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float

@@ -1,4 +1,4 @@
-"""Uploads are decoded in separate processes, which can be killed: a crafted file may crash or hang a decoder."""
+"""Decoding of uploads in separate processes, as a crafted file may crash or hang a decoder."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "L
 
 
 class Decoder:
-    """Processes that decode one upload at a time; a process that hangs or dies is replaced."""
+    """Processes that each decode one upload at a time; those that hang or die are replaced."""
 
     def __init__(self, processes: int, *, max_pixels: int) -> None:
         self._max_pixels = max_pixels

@@ -1,4 +1,4 @@
-"""The routes: what is served, search, items, corrections of labels, and the gallery."""
+"""The routes of an index: its contents, search, items, corrections of labels, and the gallery."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _about(service: Service) -> schemas.About:
 
 
 def _add_search(routes: APIRouter, service: Service) -> None:
-    # FastAPI cannot derive two content types from a signature.
+    # FastAPI cannot derive two types of content from a signature.
     template = "#/components/schemas/{model}"
     options, query = (model.model_json_schema(ref_template=template) for model in (schemas.Options, schemas.Query))
     for schema in (options, query):
@@ -133,7 +133,7 @@ def _add_items(routes: APIRouter, service: Service) -> None:
         label: Annotated[schemas.Label | None, Form()] = None,
         columns: Annotated[str | None, Form(description="JSON, by column a value")] = None,
     ) -> Stored:
-        """Add an image. One whose pixels are there already is not added again; a new label replaces the old one."""
+        """Add an image. If its pixels are there already, only its label and columns change."""
         values: dict[str, str] = {}
         if columns is not None:
             try:
@@ -155,8 +155,7 @@ def _add_items(routes: APIRouter, service: Service) -> None:
     @routes.post("/items/lookup", responses={404: _ERROR})
     async def lookup(body: schemas.Ids) -> schemas.Items:
         """Several items at once, in the order of their ids in the request."""
-        items = await service.read(service.existing, body.ids)
-        return schemas.Items(items=[service.item_schema(item) for item in items])
+        return schemas.Items(items=await service.read(service.existing, body.ids))
 
     @routes.post("/items/browse")
     async def browse(body: schemas.Browse) -> schemas.Page:
@@ -167,7 +166,7 @@ def _add_items(routes: APIRouter, service: Service) -> None:
     @routes.get("/items/{id}", responses={404: _ERROR})
     async def get(id: Id) -> schemas.Item:
         """One item."""
-        return service.item_schema((await service.read(service.existing, [id]))[0])
+        return (await service.read(service.existing, [id]))[0]
 
     @routes.delete("/items/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
     async def remove(id: Id) -> None:
@@ -188,7 +187,7 @@ def _add_items(routes: APIRouter, service: Service) -> None:
 def _add_corrections(routes: APIRouter, service: Service) -> None:
     @routes.post("/corrections", responses={404: _ERROR, 409: _ERROR})
     async def correct(body: schemas.Correction) -> dict[str, int]:
-        """Correct the label of items; null: their label is wrong, and the right one is unknown."""
+        """Correct the label of items; null means that it is wrong and the right one unknown."""
 
         def work() -> int:
             service.existing(body.ids)
@@ -237,11 +236,11 @@ def _add_gallery(routes: APIRouter, service: Service) -> None:
 
     @routes.get("/samples")
     async def samples(n: Annotated[int, Query(ge=1, le=100)] = 24) -> schemas.Items:
-        """Some items at random, to begin a search with."""
+        """Random items to begin a search with."""
 
         def chosen() -> list[schemas.Item]:
             ids = service.index.ids()
             sample = np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)
-            return [service.item_schema(item) for item in service.index.items(sample)]
+            return service.shown(service.index.items(sample))
 
         return schemas.Items(items=await service.read(chosen))

@@ -36,9 +36,7 @@ _MOST_LABELS = 2000
 class Embedder:
     """One thread that embeds the images of concurrent requests: those that wait form the next batch."""
 
-    def __init__(
-        self, embed: Callable[[Sequence[Pixels], int | None], NDArray[np.float32]], *, batch_size: int = 32
-    ) -> None:
+    def __init__(self, embed: Callable[[Sequence[Pixels], int], Vector], *, batch_size: int = 32) -> None:
         self._embed, self._batch_size = embed, batch_size
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.images = self.batches = 0
@@ -129,11 +127,11 @@ class Service:
             check_crop(crop)
         return await self.decoder.decode(content, shorter_side=self.index.model.shorter_side, crop=crop)
 
-    def existing(self, ids: list[int]) -> list[Item]:
+    def existing(self, ids: list[int]) -> list[schemas.Item]:
         """Items by their ids."""
         if len(ids) > self.settings.max_ids:
             raise RequestError(422, f"at most {self.settings.max_ids:,} ids at once, got {len(ids):,}")
-        return self.index.items(ids)
+        return self.shown(self.index.items(ids))
 
     def contents(self) -> schemas.Contents:
         """Counts of the index, which are cached until it changes."""
@@ -157,9 +155,8 @@ class Service:
         """Refuse a request that asks for more than the server gives."""
         limits = self.settings
         sizes = [("k", options.k, limits.max_k), ("offset", options.offset, limits.max_offset)]
-        for name, value in options.where.items():
-            if isinstance(value, list):
-                sizes.append((f"where: {name}", len(value), limits.max_ids))
+        lists = {name: value for name, value in options.where.items() if isinstance(value, list)}
+        sizes += [(f"where: {name}", len(values), limits.max_ids) for name, values in lists.items()]
         for name, size, most in sizes:
             if size > most:
                 raise RequestError(422, f"{name}: at most {most:,}, got {size:,}")
@@ -171,7 +168,7 @@ class Service:
         """The items that meet a filter, by ascending id."""
         ids = self.index.ids(_where(options))
         items = self.index.items(ids[options.offset : options.offset + options.k])
-        return schemas.Page(items=[self.item_schema(item) for item in items], total=len(ids))
+        return schemas.Page(items=self.shown(items), total=len(ids))
 
     def search(
         self, options: schemas.Options, query: int | NDArray[np.floating] | None, *, is_image: bool
@@ -196,8 +193,8 @@ class Service:
             label=None if guess is None else schemas.LabelGuess(label=guess.label, confidence=guess.confidence),
         )
 
-    def item_schema(self, item: Item) -> schemas.Item:
-        return schemas.Item(**self._fields(item))
+    def shown(self, items: Sequence[Item]) -> list[schemas.Item]:
+        return [schemas.Item(**self._fields(item)) for item in items]
 
     def _fields(self, item: Item | Hit) -> dict[str, Any]:
         return vars(item) | {"path": self.visible_path(item.path), "thumbnail": f"/items/{item.id}/thumbnail"}
