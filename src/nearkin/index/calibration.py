@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.evaluation.confidence import (
     FEWEST_CLASSES,
@@ -19,7 +18,7 @@ from nearkin.evaluation.confidence import (
     learn_confidence,
     without_itself,
 )
-from nearkin.evaluation.neighbours import nearest
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, nearest
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
@@ -89,10 +88,10 @@ def read_confidence(items: Items) -> tuple[Confidence | None, str | None]:
     return Confidence(**stored), None
 
 
-def _search_among(vectors: Segments, ids: NDArray[np.int64], distance: Any) -> Search:
+def _search_among(vectors: Segments, ids: Ints, distance: Distance) -> Search:
     """A search among the vectors of some items, with a block of them in memory at a time."""
 
-    def search(rows: NDArray[np.int64], k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def search(rows: Ints, k: int) -> tuple[Ints, Floats]:
         queries = vectors.take(ids[rows])
         order, scores = np.empty((len(rows), 0), dtype=np.int64), np.empty((len(rows), 0))
         for first in range(0, len(ids), _BLOCK):

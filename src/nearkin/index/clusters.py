@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.clustering import kmeans
+from nearkin.evaluation.neighbours import Ints
 from nearkin.evaluation.scores.nmi import normalised_mutual_information
 from nearkin.index.filters import Where
 from nearkin.index.index import Index
@@ -104,7 +104,7 @@ def _best_number(vectors: Tensor, seed: int) -> tuple[int, float]:
     return best, tried[best]
 
 
-def _by_size(ids: NDArray[np.int64], vectors: Tensor, assigned: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+def _by_size(ids: Ints, vectors: Tensor, assigned: Ints) -> tuple[tuple[int, ...], ...]:
     groups = []
     for number in np.unique(assigned):
         rows = np.flatnonzero(assigned == number)

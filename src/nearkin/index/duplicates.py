@@ -8,10 +8,10 @@ from itertools import chain
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.cluster.hierarchy import DisjointSet
 
 from nearkin.errors import RecipeError
+from nearkin.evaluation.neighbours import Singles
 from nearkin.index.adding import Progress
 from nearkin.index.filters import Where
 from nearkin.index.fingerprint import MOST_BITS, are_alike, brightness, pairs_within
@@ -47,7 +47,7 @@ def same_picture(index: Index, *, most_bits: int = MOST_BITS, where: Where | Non
     similar = (first[pairs] for pairs in pairs_within(distinct, most_bits))
 
     @functools.cache
-    def grey(id: int) -> NDArray[np.float32]:
+    def grey(id: int) -> Singles:
         return brightness(index.thumbnail(id))
 
     sets = DisjointSet(compared.tolist())

@@ -15,13 +15,12 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit, urlunsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.errors import RecipeError, did_you_mean, require
-from nearkin.evaluation.neighbours import Distance, unit_rows
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, Singles, unit_rows
 from nearkin.index.segments import Segments
 
-Ranked = list[tuple[NDArray[np.int64], NDArray[np.float64]]]
+Ranked = list[tuple[Ints, Floats]]
 """For each query its nearest rows, nearest first, and their scores."""
 
 RECALL_AT = 10
@@ -34,24 +33,23 @@ class Engine(Protocol):
     """A search over numbered rows of vectors: numbers ascend in the order of adding, and none is used twice.
 
     The constructor takes ``(folder, vectors, distance)``, where ``folder`` is for the engine's files. It neither writes
-    nor connects. ``live`` are the rows whose items have not been removed, ascending; None for all.
+    nor connects. ``Singles`` and ``Floats`` are arrays of float32 and float64, ``Ints`` of int64. ``live`` are the rows
+    whose items have not been removed, ascending; None for all.
     """
 
-    def add(self, first: int, vectors: NDArray[np.float32]) -> None:
+    def add(self, first: int, vectors: Singles) -> None:
         """Store rows from number ``first`` on durably, replacing what a killed writer may have left there."""
 
-    def remove(self, rows: NDArray[np.int64]) -> None:
+    def remove(self, rows: Ints) -> None:
         """Delete copies of rows if that is cheap; searches no longer allow these rows in any case."""
 
-    def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def show(self, rows: int, live: Ints | None = None) -> None:
         """Search the first ``rows`` from now on; another process may have added them."""
 
-    def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def rebuild(self, rows: int, live: Ints | None = None) -> None:
         """Make the engine's files match the first ``rows`` stored vectors; a writer calls this before and after."""
 
-    def candidates(
-        self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
-    ) -> list[NDArray[np.int64]]:
+    def candidates(self, queries: Floats, k: int, allowed: Ints | None) -> list[Ints]:
         """For each query ``[Q, dim]`` at least ``k`` different rows that may be among its nearest, in any order.
 
         ``allowed`` are the rows to choose from, ascending; None for all. Several threads may call this at once.
@@ -141,14 +139,7 @@ def without_password(name: str) -> str:
     return urlunsplit(parts._replace(netloc=user.partition(":")[0] + at + host, query=query))
 
 
-def nearest(
-    engine: Engine,
-    vectors: Segments,
-    distance: str,
-    queries: NDArray[np.float64],
-    k: int,
-    allowed: NDArray[np.int64] | None,
-) -> Ranked:
+def nearest(engine: Engine, vectors: Segments, distance: str, queries: Floats, k: int, allowed: Ints | None) -> Ranked:
     """For each query the ``k`` nearest of the engine's candidates by float64 scores; equal ones are ordered by row."""
     ranked = []
     for query, rows in zip(queries, engine.candidates(queries, k, allowed), strict=True):
@@ -159,16 +150,14 @@ def nearest(
     return ranked
 
 
-def _scores(rows: NDArray[np.float32], query: NDArray[np.float64], distance: str) -> NDArray[np.float64]:
+def _scores(rows: Singles, query: Floats, distance: str) -> Floats:
     # Not as a matrix product, whose last bits depend on a row's position: equal rows must score the same.
     if distance == "cosine":
         return np.asarray((rows * query).sum(axis=1))
     return np.asarray(-np.sqrt(((rows - query) ** 2).sum(axis=1)))
 
 
-def unseen_queries(
-    exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
-) -> NDArray[np.float64]:
+def unseen_queries(exact: Engine, vectors: Segments, distance: Distance, rows: Ints, count: int) -> Floats:
     """At most ``count`` queries distributed as the stored ``rows``; stored vectors themselves would be easier to find.
 
     For a vector a, its fifth nearest b and its tenth nearest c, the query is (2a + 2b − c) / 3. The weights and their
@@ -186,7 +175,7 @@ def unseen_queries(
 
 
 def recall_measure(
-    exact: Engine, vectors: Segments, distance: Distance, rows: NDArray[np.int64], count: int
+    exact: Engine, vectors: Segments, distance: Distance, rows: Ints, count: int
 ) -> Callable[[Engine], float]:
     """A function that measures an engine's recall: the share of the nearest of ``count`` unseen queries that it finds.
 

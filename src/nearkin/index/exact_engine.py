@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.evaluation.neighbours import Coded, Distance, in_8_bits, propose, workers
+from nearkin.evaluation.neighbours import Coded, Distance, Floats, Ints, Singles, in_8_bits, propose, workers
 from nearkin.index.segments import Segments
 
 _ROWS, _QUERIES = 8192, 64
@@ -19,8 +19,6 @@ _ROWS, _QUERIES = 8192, 64
 _SAMPLE = 4096
 _GATHERED = 0.25
 """If a filter allows a smaller share of rows than this, they are gathered before the scan; else the rest is masked."""
-
-Ids = NDArray[np.int64]
 
 
 class ExactEngine:
@@ -31,18 +29,18 @@ class ExactEngine:
         size = vectors.rows_per_segment
         self._codes = Segments(folder / "codes", vectors.width, np.int8, rows_per_segment=size)
         self._figures = Segments(folder / "figures", 3, np.float32, rows_per_segment=size)
-        self._shown: tuple[list[Coded], list[Coded], Ids, Coded | None] = ([], [], np.empty(0, dtype=np.int64), None)
+        self._shown: tuple[list[Coded], list[Coded], Ints, Coded | None] = ([], [], np.empty(0, dtype=np.int64), None)
         self._rows = 0
 
-    def add(self, first: int, vectors: NDArray[np.float32]) -> None:
+    def add(self, first: int, vectors: Singles) -> None:
         coded = Coded.of(vectors)
         self._codes.append(first, coded.codes)
         self._figures.append(first, coded.figures)
 
-    def remove(self, rows: Ids) -> None:
+    def remove(self, rows: Ints) -> None:
         self._codes.clear(rows)
 
-    def rebuild(self, rows: int, live: Ids | None = None) -> None:
+    def rebuild(self, rows: int, live: Ints | None = None) -> None:
         have = min(self._available(), rows)
         self._codes.truncate(have)
         self._figures.truncate(have)
@@ -50,7 +48,7 @@ class ExactEngine:
         for first in range(have, rows, _ROWS):
             self.add(first, self._vectors.take(np.arange(first, min(first + _ROWS, rows))))
 
-    def show(self, rows: int, live: Ids | None = None) -> None:
+    def show(self, rows: int, live: Ints | None = None) -> None:
         if self._available() >= rows:
             self._codes.show(rows)
             self._figures.show(rows)
@@ -68,12 +66,12 @@ class ExactEngine:
             sample = Coded.joined([segments[number][offsets[numbers == number]] for number in np.unique(numbers)])
         self._shown, self._rows = (segments, tiles, drawn, sample), rows
 
-    def candidates(self, queries: NDArray[np.float64], k: int, allowed: Ids | None) -> list[Ids]:
+    def candidates(self, queries: Floats, k: int, allowed: Ints | None) -> list[Ints]:
         segments, all_tiles, drawn, sample = self._shown  # once, as another thread may replace it
         # A single query is bound by reading, which torch's own threads share best in large pieces.
         alone = len(queries) == 1
         tiles: list[Coded] = []
-        rows: list[Ids] = []
+        rows: list[Ints] = []
         masks: list[NDArray[np.bool_] | None] = []
         first = 0
         for tile in segments if alone else all_tiles:
@@ -116,7 +114,7 @@ class ExactEngine:
         return min(self._codes.available(), self._figures.available())
 
 
-def _by_query(proposed: list[tuple[Ids, Ids]], rows: list[Ids], queries: int) -> list[Ids]:
+def _by_query(proposed: list[tuple[Ints, Ints]], rows: list[Ints], queries: int) -> list[Ints]:
     """The rows proposed to each query, ascending, from what :func:`propose` returns for the tiles with ``rows``."""
     pairs = []
     for (columns, where), numbers in zip(proposed, rows, strict=True):

@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
 from nearkin.errors import require
-from nearkin.evaluation.neighbours import Distance
+from nearkin.evaluation.neighbours import Distance, Floats, Ints
 from nearkin.index.engine import RECALL_AT, recall_measure
 from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
@@ -61,22 +60,20 @@ class FaissEngine(ExactEngine):
         self._lists: tuple[_Built | None, int] = (None, 0)
         self._loaded: tuple[object, _Built | None] = (None, None)
 
-    def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def show(self, rows: int, live: Ints | None = None) -> None:
         super().show(rows)
         built = self._load()
         # Lists that are ahead of the rows shown have just been written; they are used after the next change.
         self._lists = (built if built is not None and built.rows <= rows else None, rows)
 
-    def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def rebuild(self, rows: int, live: Ints | None = None) -> None:
         super().rebuild(rows)
         built = self._load()
         is_recent = built is not None and built.rows <= rows <= (1 + TAIL_SHARE) * built.rows
         if rows >= LEAST_ROWS and not is_recent:
             self._save(self._measured(self._filled(rows), rows))
 
-    def candidates(
-        self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
-    ) -> list[NDArray[np.int64]]:
+    def candidates(self, queries: Floats, k: int, allowed: Ints | None) -> list[Ints]:
         built, rows = self._lists
         available = rows if allowed is None else len(allowed)
         effort = 0 if built is None else math.ceil(built.effort * max(1.0, k / RECALL_AT))

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 
 from nearkin.disk import replacing, writing
 from nearkin.errors import DataError, RecipeError, require_torch
-from nearkin.evaluation.neighbours import Distance, nearest
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, Singles, nearest
 from nearkin.index.adding import Progress
 from nearkin.index.index import Index
 
@@ -28,8 +27,7 @@ NEIGHBOURS = 15
 PLACED_BY = 5
 """The neighbours that determine the place of an item added later."""
 
-Ids = NDArray[np.int64]
-Points = NDArray[np.float32]
+Points = Singles
 
 _STEPS = 300
 _REPELLED = 8  # random items that repel each item in a step
@@ -42,7 +40,7 @@ _LEAST_WEIGHT = 1e-4  # weaker edges are left out
 class Layout:
     """Items, ascending, with their points ``[N, 2]``; points ``[P, 2]`` and classes of the run's proxies."""
 
-    ids: Ids
+    ids: Ints
     points: Points
     proxies: Points
     classes: tuple[str, ...]
@@ -98,7 +96,7 @@ def read_layout(index: Index) -> Layout | None:
     return Layout(kept[order], points[order], proxies, classes)
 
 
-def lay_out(vectors: NDArray[np.float32], distance: Distance, *, progress: Progress | None = None) -> Points:
+def lay_out(vectors: Singles, distance: Distance, *, progress: Progress | None = None) -> Points:
     """Points ``[N, 2]`` for vectors ``[N, dim]``, always the same for the same vectors.
 
     >>> lay_out(np.array([[3.0, 4.0]], dtype=np.float32), "cosine")
@@ -122,9 +120,7 @@ def lay_out(vectors: NDArray[np.float32], distance: Distance, *, progress: Progr
     return _optimised(scaled.astype(np.float32), edges, random, lambda done: report(_STEPS + done))
 
 
-def place_by_neighbours(
-    new: NDArray[np.float32], known: NDArray[np.float32], points: Points, distance: Distance
-) -> Points:
+def place_by_neighbours(new: Singles, known: Singles, points: Points, distance: Distance) -> Points:
     """Points ``[M, 2]`` of new vectors: the means of their nearest known vectors' points, weighted by nearness.
 
     >>> known = np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
@@ -137,7 +133,7 @@ def place_by_neighbours(
     return np.asarray(mean, dtype=np.float32)
 
 
-def principal_components(vectors: NDArray[np.float32]) -> Points:
+def principal_components(vectors: Singles) -> Points:
     """The first two principal components ``[N, 2]`` of ``vectors [N, D]``; the largest loading of each is positive."""
     centred = vectors - vectors.mean(axis=0)
     axes = np.linalg.eigh((centred.T @ centred).astype(np.float64))[1][:, :-3:-1].astype(np.float32)
@@ -145,12 +141,12 @@ def principal_components(vectors: NDArray[np.float32]) -> Points:
     return np.pad(centred @ axes, ((0, 0), (0, 2 - axes.shape[1])))
 
 
-def _distances(similarities: NDArray[np.float64], distance: Distance) -> NDArray[np.float64]:
+def _distances(similarities: Floats, distance: Distance) -> Floats:
     """Euclidean distances; for the cosine those of vectors of length 1."""
     return -similarities if distance == "euclidean" else np.sqrt(np.maximum(2.0 - 2.0 * similarities, 0.0))
 
 
-def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np.float32]]:
+def _edges(indices: Ints, far: Floats) -> tuple[Ints, Ints, Singles]:
     """Heads, tails and weights of the edges in both directions, sorted, as in UMAP.
 
     An edge at distance d has weight exp(−(d − d₁)/σ), where d₁ is the nearest and σ makes the weights sum to log2 k.
@@ -171,10 +167,7 @@ def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np
 
 
 def _optimised(
-    points: Points,
-    edges: tuple[Ids, Ids, NDArray[np.float32]],
-    random: np.random.Generator,
-    report: Callable[[int], None],
+    points: Points, edges: tuple[Ints, Ints, Singles], random: np.random.Generator, report: Callable[[int], None]
 ) -> Points:
     """Minimise UMAP's objective with q = 1/(1 + d²), by Adam on all edges and some random pairs at a time."""
     (heads, tails, weights), n = edges, len(points)

@@ -15,10 +15,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.errors import require
-from nearkin.evaluation.neighbours import Distance
+from nearkin.evaluation.neighbours import Distance, Ints, Singles
 from nearkin.index.engine import without_password
 from nearkin.index.remote import Answer, Refused, Unreachable
 
@@ -74,22 +73,22 @@ class MilvusCollection:
             return 0
         return int(self._query(f"id >= {first:d}", "count(*)")[0]["count(*)"])
 
-    def rows(self, first: int, last: int) -> NDArray[np.int64]:
+    def rows(self, first: int, last: int) -> Ints:
         rows = self._query(f"id >= {first:d} and id < {last:d}", "id")
         return np.sort(np.array([row["id"] for row in rows], dtype=np.int64))
 
-    def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+    def put(self, rows: Ints, vectors: Singles) -> None:
         data = [{"id": row, "vector": vector} for row, vector in zip(rows.tolist(), vectors, strict=True)]
         self._ask("upsert", self._name, data)
 
-    def delete(self, rows: NDArray[np.int64]) -> None:
+    def delete(self, rows: Ints) -> None:
         for start in range(0, len(rows), 4096):
             self._ask("delete", self._name, ids=rows[start : start + 4096].tolist())
 
     def delete_from(self, first: int) -> None:
         self._ask("delete", self._name, filter=f"id >= {first:d}")
 
-    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
+    def nearest(self, queries: Singles, limit: int, age: float) -> list[Answer]:
         results = self._ask(
             "search",
             self._name,

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.errors import require
-from nearkin.evaluation.neighbours import Distance
+from nearkin.evaluation.neighbours import Distance, Ints, Singles
 from nearkin.index.engine import without_password
 from nearkin.index.remote import Answer, Refused, Unreachable
 
@@ -65,12 +64,12 @@ class PostgresTable:
                 return 0
             return int(execute("SELECT count(*) FROM {table} WHERE id >= %s", first).fetchone()[0])
 
-    def rows(self, first: int, last: int) -> NDArray[np.int64]:
+    def rows(self, first: int, last: int) -> Ints:
         with self._transaction() as execute:
             rows = execute("SELECT id FROM {table} WHERE id >= %s AND id < %s ORDER BY id", first, last).fetchall()
         return np.array([row[0] for row in rows], dtype=np.int64)
 
-    def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+    def put(self, rows: Ints, vectors: Singles) -> None:
         with self._transaction() as execute:
             # COPY cannot replace rows, so they are copied to a temporary table first.
             execute("CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (id bigint, vector {type}) ON COMMIT DELETE ROWS")
@@ -84,7 +83,7 @@ class PostgresTable:
                 "ON CONFLICT (id) DO UPDATE SET vector = EXCLUDED.vector"
             )
 
-    def delete(self, rows: NDArray[np.int64]) -> None:
+    def delete(self, rows: Ints) -> None:
         with self._transaction() as execute:
             execute("DELETE FROM {table} WHERE id = ANY(%s)", rows.tolist())
 
@@ -92,7 +91,7 @@ class PostgresTable:
         with self._transaction() as execute:
             execute("DELETE FROM {table} WHERE id >= %s", first)
 
-    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
+    def nearest(self, queries: Singles, limit: int, age: float) -> list[Answer]:
         answers = []
         with self._transaction() as execute:
             # Scan until the limit is reached; the order does not matter, as all rows are scored again.

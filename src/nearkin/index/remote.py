@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, notice
-from nearkin.evaluation.neighbours import Distance
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, Singles
 from nearkin.index.engine import RECALL_AT, recall_measure
 from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
@@ -34,7 +34,7 @@ _WINDOW = 8192
 _QUERIES = 64
 
 T = TypeVar("T")
-Answer = tuple[NDArray[np.int64], NDArray[np.float64]]
+Answer = tuple[Ints, Floats]
 """Numbers of rows, and their distances from the query."""
 
 
@@ -62,19 +62,19 @@ class RemoteTable(Protocol):
     def count(self, first: int = 0) -> int:
         """How many rows there are from number ``first`` on, including all recent writes; 0 without a table."""
 
-    def rows(self, first: int, last: int) -> NDArray[np.int64]:
+    def rows(self, first: int, last: int) -> Ints:
         """The numbers of the stored rows from ``first`` up to ``last``, at most 8192."""
 
-    def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+    def put(self, rows: Ints, vectors: Singles) -> None:
         """Write rows durably, replacing those with the same numbers."""
 
-    def delete(self, rows: NDArray[np.int64]) -> None:
+    def delete(self, rows: Ints) -> None:
         """Delete rows; those that do not exist are ignored."""
 
     def delete_from(self, first: int) -> None:
         """Delete all rows from number ``first`` on."""
 
-    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
+    def nearest(self, queries: Singles, limit: int, age: float) -> list[Answer]:
         """For each query different rows and their distances: minus the product, or the squared distance.
 
         All rows to be found were written at least ``age`` seconds ago.
@@ -110,19 +110,19 @@ class RemoteEngine(ExactEngine):
         self._is_created = self._answered = False
         self._on_server = _Shown(0, 0, time.monotonic())
 
-    def add(self, first: int, vectors: NDArray[np.float32]) -> None:
+    def add(self, first: int, vectors: Singles) -> None:
         super().add(first, vectors)
         self._put(np.arange(first, first + len(vectors)), np.asarray(vectors, dtype=np.float32))
 
-    def remove(self, rows: NDArray[np.int64]) -> None:
+    def remove(self, rows: Ints) -> None:
         super().remove(rows)
         self._call(self._table.delete, rows)
 
-    def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def show(self, rows: int, live: Ints | None = None) -> None:
         super().show(rows)
         self._on_server = _Shown(rows, rows if live is None else len(live), time.monotonic())
 
-    def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def rebuild(self, rows: int, live: Ints | None = None) -> None:
         super().rebuild(rows)
         live = np.arange(rows) if live is None else live
         self._create()
@@ -139,9 +139,7 @@ class RemoteEngine(ExactEngine):
             share = recall_measure(exact, self._vectors, self._distance, live, _QUERIES)(self)
             write_atomically(self._folder / "state", json.dumps({"measured": rows, "recall": share}).encode())
 
-    def candidates(
-        self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
-    ) -> list[NDArray[np.int64]]:
+    def candidates(self, queries: Floats, k: int, allowed: Ints | None) -> list[Ints]:
         shown = self._on_server  # once, as another thread may replace it
         limit, is_filtered = k + SPARE, allowed is not None and len(allowed) < shown.live
         if is_filtered or not shown.live or limit > self._table.most:
@@ -152,7 +150,7 @@ class RemoteEngine(ExactEngine):
             return super().candidates(queries, k, allowed)
         age = time.monotonic() - shown.at
         answers = self._call(self._table.nearest, queries.astype(np.float32), limit, age, patience=PATIENCE_READING)
-        candidates, unsettled = list[NDArray[np.int64]](), list[int]()
+        candidates, unsettled = list[Ints](), list[int]()
         for i, (numbers, distances) in enumerate(answers):
             usable = numbers < shown.rows
             if allowed is not None:  # another process may just be removing rows
@@ -184,9 +182,7 @@ class RemoteEngine(ExactEngine):
         except (Unreachable, Refused) as error:
             notice(f"what {self._table.server} holds of this index could not be deleted there ({error})")
 
-    def _is_settled(
-        self, distances: NDArray[np.float64], usable: NDArray[np.bool_], wanted: int, limit: int, length: float
-    ) -> bool:
+    def _is_settled(self, distances: Floats, usable: NDArray[np.bool_], wanted: int, limit: int, length: float) -> bool:
         """Whether a server's answer certainly contains the nearest rows in spite of rounding.
 
         Either the server gave all its rows, or the farthest one is farther than the last one wanted by more than
@@ -202,7 +198,7 @@ class RemoteEngine(ExactEngine):
         size = length if self._distance == "cosine" else (2 * length + math.sqrt(max(farthest, 0.0))) ** 2
         return bool(farthest - near[wanted - 1] > (self._vectors.width + 4) * 2.0**-23 * size)
 
-    def _put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+    def _put(self, rows: Ints, vectors: Singles) -> None:
         self._create()
         size = max(1, BATCH_BYTES // (4 * self._vectors.width))
         for start in range(0, len(rows), size):
@@ -218,7 +214,7 @@ class RemoteEngine(ExactEngine):
         behind = self._call(self._table.count, rows, patience=patience)
         return self._call(self._table.count, patience=patience) - behind, behind
 
-    def _repair(self, first: int, last: int, live: NDArray[np.int64]) -> None:
+    def _repair(self, first: int, last: int, live: Ints) -> None:
         """Make the server's rows from ``first`` up to ``last`` those that are live."""
         wanted = live[slice(*np.searchsorted(live, [first, last]))]
         stored = self._call(self._table.rows, first, last)

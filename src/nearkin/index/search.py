@@ -16,7 +16,7 @@ from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError
 from nearkin.evaluation.confidence import MOST_MEMBERS, VOTERS, ClassProfile, Confidence, vote
-from nearkin.evaluation.neighbours import Distance, unit_rows
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, Singles, unit_rows
 from nearkin.index.engine import Engine, nearest
 from nearkin.index.filters import Where
 from nearkin.index.fingerprint import MOST_BITS, are_copies
@@ -97,9 +97,9 @@ def query_vectors(
     query: Any,
     dim: int,
     model: Callable[[], Model],
-    stored: Callable[[Sequence[int]], NDArray[np.float32]],
+    stored: Callable[[Sequence[int]], Singles],
     crop: Sequence[float] | None = None,
-) -> tuple[NDArray[np.float64] | None, list[set[int]]]:
+) -> tuple[Floats | None, list[set[int]]]:
     """The vectors ``[Q, dim]`` of queries, None without a query, and for each the ids that it consists of."""
     if query is None:
         if crop is not None:
@@ -152,12 +152,7 @@ def check_crop(crop: Sequence[float]) -> None:
         raise RecipeError(f"crop must lie within the image, as shares of it from 0 to 1, got {ends}")
 
 
-def combined(
-    vectors: NDArray[np.float64] | None,
-    like: NDArray[np.float32] | None,
-    unlike: NDArray[np.float32] | None,
-    distance: str,
-) -> NDArray[np.float64]:
+def combined(vectors: Floats | None, like: Singles | None, unlike: Singles | None, distance: str) -> Floats:
     """The mean of a query and its positive examples, minus half the mean of the negative ones (Rocchio 1971).
 
     >>> combined(np.array([[2.0, 0.0]]), None, None, "cosine")
@@ -198,12 +193,12 @@ class SearchContext:
     items: Items
     confidence: Confidence | None
     distance: Distance
-    allowed: NDArray[np.int64] | None
+    allowed: Ints | None
     """The rows to search among, ascending; None for all."""
 
     def hits(
         self,
-        queries: NDArray[np.float64],
+        queries: Floats,
         excluded: Sequence[set[int]],
         wanted: int,
         group_by: str | None = None,
@@ -231,12 +226,7 @@ class SearchContext:
             yield hits
 
     def _as_hits(
-        self,
-        rows: NDArray[np.int64],
-        scores: NDArray[np.float64],
-        excluded: set[int],
-        group_by: str | None,
-        collapse: bool,
+        self, rows: Ints, scores: Floats, excluded: set[int], group_by: str | None, collapse: bool
     ) -> list[Hit]:
         """Hits for rows and their scores, without excluded items and those that have just been removed."""
         items = self.items.get(set(rows.tolist()) - excluded)
@@ -286,7 +276,7 @@ class SearchContext:
         return kept
 
     def classified(
-        self, query: NDArray[np.float64], hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float
+        self, query: Floats, hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float
     ) -> Classified:
         """The label of a query by its hits; missing classes are added to ``profiles``."""
         for label in {str(hit.label) for hit in hits} - profiles.keys():

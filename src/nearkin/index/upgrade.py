@@ -26,7 +26,7 @@ from nearkin.index.adding import Progress, check_vectors, hash_of
 from nearkin.index.calibration import calibration_facts
 from nearkin.index.engine import new_identity
 from nearkin.index.index import Index, encoder_facts
-from nearkin.index.items import Items, vectors_folder
+from nearkin.index.items import vectors_folder
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
@@ -75,7 +75,7 @@ def upgrade(
             _refuse(path, {id: f"{paths[0]}: no such file" if paths else _NO_FILE for id, paths in gone.items()})
         vectors = Segments(new / "vectors", model.dim, np.float32)
         check_room(path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
-        missing = _embed(path, items, vectors, model, rows, drop_missing, batch_size, progress)
+        missing = _embed(index, vectors, model, drop_missing, batch_size, progress)
         vectors.show(rows)
         calibration = calibration_facts(items, vectors, model, without=missing)
         with items.writing():
@@ -99,14 +99,7 @@ def upgrade(
 
 
 def _embed(
-    folder: Path,
-    items: Items,
-    vectors: Segments,
-    model: Model,
-    rows: int,
-    drop_missing: bool,
-    batch_size: int,
-    progress: Progress | None,
+    index: Index, vectors: Segments, model: Model, drop_missing: bool, batch_size: int, progress: Progress | None
 ) -> dict[int, str]:
     """Write the vectors of all rows, zeros without an item; returns the items without a vector and the reasons."""
 
@@ -123,7 +116,8 @@ def _embed(
                 reason = str(error)
         return id, reason
 
-    file = vectors.folder.parent / _PROGRESS
+    items, file = index._items, vectors.folder.parent / _PROGRESS
+    rows = int(items.fact("rows"))
     make_folder(file.parent)
     state: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {"rows": 0, "missing": []}
     first, missing = min(state["rows"], vectors.available()), dict[int, str](state["missing"])
@@ -134,7 +128,7 @@ def _embed(
         images = dict(threaded_map(read, sorted(items.contents(range(first, last)).items()), usable_cores()))
         gone = {id: reason for id, reason in images.items() if isinstance(reason, str)}
         if not drop_missing:
-            _refuse(folder, gone)
+            _refuse(index.path, gone)
         missing |= gone
         block = np.zeros((last - first, model.dim), dtype=np.float32)
         if pixels := {id: image for id, image in images.items() if not isinstance(image, str)}:
