@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Item:
 
 @dataclass(frozen=True)
 class File:
-    """A file that was read: its size and time of change, and its item or the reason why it has none."""
+    """A file that was read: its size, its time of change, and its item or the reason why it has none."""
 
     path: str
     size: int
@@ -120,8 +120,7 @@ class Items:
 
     def version(self) -> tuple[int, int]:
         """A value that differs after every change, by this process or another."""
-        with self._lock:
-            return self._connection.execute("PRAGMA data_version").fetchone()[0], self._local_changes
+        return self.rows("PRAGMA data_version")[0][0], self._local_changes
 
     def fact(self, key: str) -> Any:
         """A fact about the index; None where it is not set."""
@@ -160,11 +159,8 @@ class Items:
 
     def fingerprints(self, ids: Iterable[int]) -> dict[int, int]:
         """The perceptual hashes of items; too small or uniform images have none."""
-        rows = self.rows(
-            "SELECT id, fingerprint FROM items WHERE fingerprint NOT NULL AND id IN (SELECT value FROM json_each(?))",
-            [_listed(ids)],
-        )
-        return {id: int.from_bytes(fingerprint, "big") for id, fingerprint in rows}
+        text = "SELECT id, fingerprint FROM items WHERE fingerprint NOT NULL AND id IN (SELECT value FROM json_each(?))"
+        return {id: int.from_bytes(fingerprint, "big") for id, fingerprint in self.rows(text, [_listed(ids)])}
 
     def ids_by_hash(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
         """The items whose content has one of the hashes."""
@@ -226,10 +222,7 @@ class Items:
     def record_file(self, file: File) -> int | None:
         """Store what is known of a file; returns the item that is deleted because this was its last file."""
         before = self.file(file.path)
-        self.rows(
-            "INSERT OR REPLACE INTO files(path, size, changed, id, reason) VALUES (?, ?, ?, ?, ?)",
-            [file.path, file.size, file.changed, file.id, file.reason],
-        )
+        self.rows("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", astuple(file))
         if before is None or before.id in (None, file.id):
             return None
         if copies := self.rows("SELECT path FROM files WHERE id = ? ORDER BY path LIMIT 1", [before.id]):

@@ -32,6 +32,7 @@ class Segments:
     def __init__(self, folder: Path, width: int, dtype: DTypeLike, *, rows_per_segment: int = ROWS_PER_SEGMENT) -> None:
         self.folder, self.width, self.dtype = folder, width, np.dtype(dtype)
         self.rows_per_segment = rows_per_segment
+        self._row_bytes = width * self.dtype.itemsize
         self.rows = 0
         """Rows that are mapped."""
         self.maps: list[NDArray[Any]] = []
@@ -113,10 +114,6 @@ class Segments:
             inside = segments == segment
             taken[inside] = self.maps[segment][offsets[inside]]
         return taken
-
-    @property
-    def _row_bytes(self) -> int:
-        return self.width * self.dtype.itemsize
 
     def _path(self, segment: int) -> Path:
         return self.folder / f"{segment:06d}.{self.dtype.name}"
