@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter, Response
@@ -12,11 +12,9 @@ from pydantic import BaseModel
 from nearkin.errors import NearkinError
 from nearkin.index.index import Index
 from nearkin.index.map_layout import NAME, Layout, make_layout, read_layout
-from nearkin.serving import schemas
 from nearkin.serving.errors import RequestError
+from nearkin.serving.schemas import BINARY, ERROR
 from nearkin.serving.service import Service
-
-_ERROR: dict[str, Any] = {"model": schemas.Error}
 
 
 class MapStatus(BaseModel):
@@ -84,17 +82,14 @@ def router(service: Service) -> APIRouter:
     @routes.get(
         "/map",
         response_class=Response,
-        responses={
-            200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
-            404: _ERROR,
-        },
+        responses={200: {"content": {"application/octet-stream": BINARY}}, 404: ERROR},
     )
     async def rows() -> Response:
         """Little-endian float32 [N, 4]: id, x, y, number of the label; id −1 for a proxy, label −1 for none."""
         content, _ = await service.read(maps.packed)
         return Response(content, media_type="application/octet-stream", headers={"Cache-Control": "no-cache"})
 
-    @routes.get("/map/labels", responses={404: _ERROR})
+    @routes.get("/map/labels", responses={404: ERROR})
     async def labels() -> list[str]:
         """The labels by their numbers in the map."""
         return (await service.read(maps.packed))[1]
@@ -104,7 +99,7 @@ def router(service: Service) -> APIRouter:
         """Whether there is a map, and the progress of making one."""
         return maps.status()
 
-    @routes.post("/map", status_code=202, responses={409: _ERROR})
+    @routes.post("/map", status_code=202, responses={409: ERROR})
     async def make() -> MapStatus:
         """Make the map, replacing the old one."""
         return await service.write(maps.begin)

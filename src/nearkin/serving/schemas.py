@@ -37,6 +37,11 @@ class Error(BaseModel):
     error: str
 
 
+ERROR: dict[str, Any] = {"model": Error}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+"""For the descriptions of answers in the OpenAPI document."""
+
+
 class Range(_Strict):
     """A range from ``from`` to ``to``, both included; null for an open end."""
 
