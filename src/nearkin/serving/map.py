@@ -87,7 +87,8 @@ def router(service: Service) -> APIRouter:
     async def rows() -> Response:
         """Little-endian float32 [N, 4]: id, x, y, number of the label; id −1 for a proxy, label −1 for none."""
         content, _ = await service.read(maps.packed)
-        return Response(content, media_type="application/octet-stream", headers={"Cache-Control": "no-cache"})
+        headers = {"X-Map-Rows": str(len(content) // 16), "Cache-Control": "no-cache"}
+        return Response(content, media_type="application/octet-stream", headers=headers)
 
     @routes.get("/map/labels", responses={404: ERROR})
     async def labels() -> list[str]:
