@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import measure
 
 SCORES = ["R@1", "MAP@R"]
@@ -41,7 +41,7 @@ def measured(side: str, items: int, dim: int, each: int, k: int, threads: int) -
     if side == "plain":
         scores = measure(SCORES, vectors, labels)
     else:
-        scores = measure_reranked(SCORES, vectors, labels, rerank=Rerank(k))
+        scores = measure(SCORES, vectors, labels, rerank=Rerank(k))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     told = {name: scores[name] for name in SCORES}

@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 import nearkin
-from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import concatenate_embeddings, measure
 from nearkin.runs.data import open_run_data
 from nearkin.runs.trained_run import load_run
@@ -61,7 +61,7 @@ def of_file(path: str) -> Embedded:
 
 
 def reranked(k: int) -> Callable[[Embedded], dict[str, float]]:
-    return lambda each: measure_reranked(SCORES, each.test, each.labels, rerank=Rerank(k1=k))
+    return lambda each: measure(SCORES, each.test, each.labels, rerank=Rerank(k1=k))
 
 
 def plain(each: Embedded) -> dict[str, float]:

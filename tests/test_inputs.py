@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from nearkin.numerics import check_at_least, check_choice, check_embeddings, check_labels
+from nearkin.numerics import check_at_least, check_choice, check_embeddings, checked_labels
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
@@ -38,7 +38,7 @@ def test_shapes_and_dtypes():
         (torch.tensor([-1, 0]), r"0\.\.4.*got -1"),
     ):
         with pytest.raises(ValueError, match=said):
-            check_labels(labels, 2, num_classes=5)
+            checked_labels(labels, torch.zeros(2, 3), num_classes=5)
 
 
 def test_options_out_of_range_are_named():

@@ -1,6 +1,6 @@
 """nearkin: deep metric learning with proxies.
 
-The public names are imported when they are first used, so that ``import nearkin`` costs next to nothing.
+The public names are imported when they are first used, so that ``import nearkin`` is fast.
 
 >>> import nearkin
 >>> nearkin.losses.ProxyAnchor(num_classes=3, dim=4).bank.vectors.shape
@@ -82,7 +82,7 @@ def __getattr__(name: str) -> Any:
 
         try:
             globals()[name] = metadata.version("nearkin")
-        except metadata.PackageNotFoundError:  # files on a path, which pip knows nothing of
+        except metadata.PackageNotFoundError:  # files on a path, not installed by pip
             globals()[name] = "0+not.installed"
         return globals()[name]
     if name in _PACKAGES:

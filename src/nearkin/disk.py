@@ -1,4 +1,4 @@
-"""Writing files: whole or not at all, by one process at a time, with an error that says what the disk lacks."""
+"""Writing files: completely or not at all, one process at a time, with errors that say what the disk lacks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from nearkin.errors import BusyError, OutputError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 REFUSED = (*FULL, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENOTDIR)
-"""What a disk or a folder says when it cannot be written to."""
+"""The errors of a disk or folder that cannot be written to."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that at any moment either the old or the new content is there, whole."""
+    """Write a file so that at any moment it has either the old or the new content."""
     with writing(path, needed=len(content)), replacing(path) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name ``path`` once all that is written to it is on the disk; one that fails is removed."""
+    """A temporary file that becomes ``path`` once its content is on the disk, and is removed after an error."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -49,7 +49,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 @contextlib.contextmanager
 def writing(path: Path, *, needed: int | None = None, flag: str = "-o") -> Iterator[None]:
-    """What goes wrong within becomes an error that names ``path``, the disk's figures and the ``flag`` to change."""
+    """Turn an OSError into an :class:`OutputError` with ``path``, the disk's free space and the ``flag`` to change."""
     try:
         yield
     except OSError as error:
@@ -59,26 +59,26 @@ def writing(path: Path, *, needed: int | None = None, flag: str = "-o") -> Itera
 def output_error(
     error: OSError, path: Path | None = None, *, needed: int | None = None, advice: str | None = None, flag: str = "-o"
 ) -> OutputError:
-    """One line about a file that could not be written, with the ``advice`` to give other than ``-o``."""
+    """One line about a file that could not be written, with ``advice`` instead of the usual one."""
     where = path or (Path(os.fsdecode(error.filename)) if error.filename else None)
     what = f"cannot write {where or 'the output'}: {error.strerror or error}"
     if error.errno in FULL:
         room = "" if needed is None else f", {_size(needed)} needed"
         with contextlib.suppress(OSError):
             room = f" ({_size(shutil.disk_usage(_existing(where or Path.cwd())).free)} free{room})"
-        usual = f"What was there before is untouched: make room, or write elsewhere with {flag}"
+        usual = f"Existing files are unchanged: make room, or write elsewhere with {flag}"
         return OutputError(f"{what}{room}. {advice or usual}")
     return OutputError(f"{what}. {advice or f'Give a folder that can be written to with {flag}'}")
 
 
-def make_folder(folder: Path) -> None:
-    """Make ``folder`` and those above it."""
-    with writing(folder):
+def make_folder(folder: Path, *, flag: str = "-o") -> None:
+    """Make ``folder`` and its parents."""
+    with writing(folder, flag=flag):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse, before any work, a folder in which no file can be made."""
+    """Raise an error if no file can be made in ``folder``."""
     probe = _existing(folder) / f".writable.{os.getpid()}.tmp"
     with writing(folder):
         probe.touch()
@@ -86,7 +86,7 @@ def check_writable(folder: Path) -> None:
 
 
 def check_room(folder: Path, needed: int, what: str) -> None:
-    """Refuse, before any work, a disk with less than ``needed`` bytes free for ``what``."""
+    """Raise an error if the disk has less than ``needed`` bytes free for ``what``."""
     free = shutil.disk_usage(_existing(folder)).free
     if free < needed:
         figures = f"about {_size(needed)} are needed and {math.floor(free / 1e5) / 10:,.1f} MB are free"
@@ -94,7 +94,7 @@ def check_room(folder: Path, needed: int, what: str) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what :func:`replacing` was writing when its process was killed; the caller holds the folder."""
+    """Remove the temporary files of killed processes; the caller must be the folder's sole writer."""
     for file in folder.glob(".*.*.tmp"):
         file.unlink(missing_ok=True)
 
@@ -108,32 +108,29 @@ def _existing(path: Path) -> Path:
 
 
 def _size(count: int) -> str:
-    """In megabytes, rounded up: what is needed is never 0.0 MB."""
+    """Megabytes, rounded up, so that a need is never 0.0 MB."""
     return f"{math.ceil(count / 1e5) / 10:,.1f} MB"
 
 
 LOCK, HOLDER = ".lock", ".lock.txt"
-"""The first is locked by the operating system until the process ends, however it does; the second says who that is."""
+"""The operating system locks the first until the process ends in whatever way; the second names the process."""
 
 
 @contextlib.contextmanager
 def sole_writer_of(folder: Path, *, flag: str = "-o") -> Iterator[None]:
-    """Hold ``folder`` for this process. The folder is made if missing, and removed again if it stays empty.
+    """Lock ``folder`` for this process, or raise :class:`BusyError`.
 
-    Raises:
-        BusyError: where another process holds it.
+    The folder is made if missing, and removed again if it stays empty.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    with writing(folder, flag=flag):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, flag=flag)
     lock = filelock.FileLock(folder / LOCK, timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        busy = f"{folder} is being written by {_holder(folder)}"
-        raise BusyError(f"{busy}: wait until it has ended, or give another folder with {flag}") from None
-    except OSError as error:
-        raise output_error(error, folder / LOCK) from error
+    with writing(folder / LOCK):
+        try:
+            lock.acquire()
+        except filelock.Timeout:
+            busy = f"{folder} is being written by {_holder(folder)}"
+            raise BusyError(f"{busy}: wait until it has ended, or give another folder with {flag}") from None
     try:
         with writing(folder / HOLDER, needed=1000):
             (folder / HOLDER).write_text(_this_process(), encoding="utf-8")
@@ -141,7 +138,7 @@ def sole_writer_of(folder: Path, *, flag: str = "-o") -> Iterator[None]:
     finally:
         with contextlib.suppress(OSError):
             (folder / HOLDER).unlink()
-            # While the lock is held: a process that waits for the file sees that it is gone, and makes another.
+            # Removed while locked: a process that waits for the file notices, and makes another.
             if missing and [file.name for file in folder.iterdir()] == [LOCK]:
                 (folder / LOCK).unlink()
                 for path in missing:
@@ -157,7 +154,7 @@ def _this_process() -> str:
 
 
 def writer_of(folder: Path) -> str | None:
-    """The process that writes to ``folder`` now, in words, or None."""
+    """A description of the process that writes to ``folder`` now, or None."""
     try:
         with filelock.FileLock(folder / LOCK, timeout=0):
             return None
@@ -168,8 +165,7 @@ def writer_of(folder: Path) -> str | None:
 
 
 def _holder(folder: Path) -> str:
-    try:
-        text = (folder / HOLDER).read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    return text or "another process"  # which has not written it yet
+    with contextlib.suppress(OSError):
+        if text := (folder / HOLDER).read_text(encoding="utf-8"):
+            return text
+    return "another process"  # which has not written its name yet

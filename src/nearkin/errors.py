@@ -1,4 +1,4 @@
-"""Errors whose message tells a person what to do; the command line prints it and exits with the error's code."""
+"""Errors whose message says what to do. The command line prints it and exits with the error's code."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from typing import Any
 
 
 class NearkinError(Exception):
-    """Something the user can put right; the message says how."""
+    """An error that the user can fix; the message says how."""
 
     exit_code = 1
 
 
 class RecipeError(NearkinError, ValueError):
-    """A recipe, option or command line that cannot be followed."""
+    """An invalid recipe, option or command line."""
 
     exit_code = 2
 
 
 @contextlib.contextmanager
 def mistakes_in(what: str) -> Iterator[None]:
-    """A mistake within begins with where it is: a file, a row, a key."""
+    """Prefix the message of a :class:`RecipeError` with its place: a file, a row, a key."""
     try:
         yield
     except RecipeError as error:
@@ -35,13 +35,13 @@ def mistakes_in(what: str) -> Iterator[None]:
 
 
 class DataError(NearkinError):
-    """Files that are missing, unreadable or not in the layout that was expected."""
+    """Files that are missing, unreadable or not in the expected layout."""
 
     exit_code = 3
 
 
 class OutputError(DataError):
-    """A disk that is full, or a folder that cannot be written to."""
+    """A full disk, or a folder that cannot be written to."""
 
 
 class BusyError(NearkinError):
@@ -51,13 +51,13 @@ class BusyError(NearkinError):
 
 
 class LostRankError(NearkinError):
-    """One of several processes of a run that has ended, or cannot be reached."""
+    """A process of a run that has ended or cannot be reached."""
 
     exit_code = 7
 
 
 class OutOfMemoryError(NearkinError):
-    """Memory, of a GPU or of the machine, that is full in the middle of the work."""
+    """The memory of a GPU or of the machine is full."""
 
     exit_code = 8
 
@@ -75,7 +75,7 @@ class TrainingError(NearkinError):
 
 
 class InterruptedRunError(TrainingError):
-    """A run that was asked to stop and has saved itself."""
+    """A run that was interrupted after saving its state."""
 
     exit_code = 130
 
@@ -84,13 +84,13 @@ def require(module: str, extra: str) -> ModuleType:
     """Import an optional ``module``, or say which extra brings it."""
     try:
         return importlib.import_module(module)
-    except (ImportError, RuntimeError, OSError) as error:  # the latter where a compiled half does not fit torch
+    except (ImportError, RuntimeError, OSError) as error:  # the latter two where its compiled part does not fit torch
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise MissingExtraError(f"this needs {module!r}: pip install 'nearkin[{extra}]' ({reason})") from error
 
 
 def require_torch(what: str) -> None:
-    """Refuse ``what`` where torch is not installed, which searching with an exported encoder does not need."""
+    """Raise an error where torch is not installed, as it need not be for searching with an exported encoder."""
     try:
         importlib.import_module("torch")
     except ImportError as error:
@@ -98,7 +98,7 @@ def require_torch(what: str) -> None:
 
 
 def did_you_mean(word: str, valid: Iterable[str]) -> str:
-    """A clause for the end of an error message: the nearest valid spelling, and the list unless it is long.
+    """A clause for the end of an error message: the nearest valid spelling, and the list of all unless it is long.
 
     >>> did_you_mean("epoch", ["epochs", "batch_size"])
     "did you mean 'epochs'? Valid: batch_size, epochs"
@@ -115,7 +115,7 @@ def did_you_mean(word: str, valid: Iterable[str]) -> str:
 
 
 class Notice(UserWarning):
-    """Something a person should know though nothing stops, such as images that changed since a run."""
+    """A warning that the user should see, such as images that changed since a run."""
 
 
 def notice(text: str) -> None:
@@ -125,7 +125,7 @@ def notice(text: str) -> None:
 
 @contextlib.contextmanager
 def notices_to(show: Callable[[str], None]) -> Iterator[None]:
-    """While active, every notice is passed to ``show``, once for each text."""
+    """Pass every notice to ``show``, once for each text."""
     shown: set[str] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)
@@ -147,13 +147,13 @@ _GPU_IS_FULL = re.compile("CUDA error: out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC
 
 @contextlib.contextmanager
 def catching_out_of_memory() -> Iterator[None]:
-    """Memory that is full within becomes an :class:`OutOfMemoryError` that says what to do."""
+    """Turn torch's and Python's errors about full memory into an :class:`OutOfMemoryError` that says what to do."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         text = str(error)
         machine = isinstance(error, MemoryError) or "DefaultCPUAllocator" in text
-        # torch's class by its name, as torch is too slow to import for a command that does without.
+        # torch's class by name, as importing torch would slow down commands that do not need it.
         if not machine and type(error).__name__ != "OutOfMemoryError" and not _GPU_IS_FULL.search(text):
             raise
         reason = text.partition("\n")[0].rpartition("DefaultCPUAllocator: ")[2] or "no more could be allocated"
@@ -165,16 +165,16 @@ def catching_out_of_memory() -> Iterator[None]:
 
 
 def load_kernels(module: str, try_out: Callable[[ModuleType], object], otherwise: str) -> ModuleType | None:
-    """The module, once ``try_out`` has run with it; None without Triton, or with a warning where it cannot build them.
+    """Import a ``module`` of kernels and run ``try_out`` with it; None without Triton.
 
-    ``otherwise`` says in the warning what that means.
+    Where Triton cannot build them it is None too, with a warning that starts with ``otherwise``.
     """
     if importlib.util.find_spec("triton") is None:
         return None
     try:
         kernels = importlib.import_module(module)
         try_out(kernels)
-    except Exception as error:  # whatever a compiler that is missing or does not fit may raise
+    except Exception as error:  # a missing or unfit compiler may raise anything
         warnings.warn(f"{otherwise}: {error}", stacklevel=3)
         return None
     return kernels

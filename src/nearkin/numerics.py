@@ -1,4 +1,4 @@
-"""What the losses share: checks of their inputs, and numerics without overflow or an infinite slope.
+"""Numerics that losses and encoders share, and checks of their inputs.
 
 Values (label range, NaN) are checked only on the CPU, as reading them would make the host wait for an accelerator.
 """
@@ -29,7 +29,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 @contextmanager
 def full_precision(device_type: str) -> Iterator[None]:
-    """A context in which autocast and TF32 do nothing on ``"cpu"``, ``"cuda"``, ….
+    """A context without autocast and TF32 on devices of type ``"cpu"``, ``"cuda"``, ….
 
     >>> with torch.autocast("cpu", dtype=torch.bfloat16), full_precision("cpu"):
     ...     (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
@@ -45,11 +45,10 @@ def full_precision(device_type: str) -> Iterator[None]:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Within, CUDA multiplies and convolves float32 with ten bits of each factor, or every device with all of them.
+    """A context that allows TF32 on CUDA, or enforces full float32 precision on every device.
 
-    What is set counts when an operation runs, so for a backward pass it counts then. Afterwards float32 counts as it
-    did before, by both of torch's ways to say it: reading by the older way fails where the newer one was used, and
-    setting by it changes what the newer one says.
+    The setting counts when an operation runs, also in a backward pass. Both of torch's interfaces are restored: the
+    older one cannot be read where the newer was used, and setting it changes the newer.
     """
     cuda, cudnn, cpu = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     parts = (cuda, cudnn.conv, cudnn.rnn, cpu)  # type: ignore[attr-defined]
@@ -77,10 +76,7 @@ if platform.machine() in ("x86_64", "AMD64") and hasattr(torch.ops.mkldnn, "_lin
 
 
 def fast_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``x @ weight.T + bias`` without gradients, on a CPU by oneDNN.
-
-    That takes half the time of torch's own product on AMD's processors.
-    """
+    """``x @ weight.T + bias`` without gradients; on AMD's processors oneDNN takes half the time of torch's product."""
     if _ONEDNN_LINEAR is not None and x.dtype == torch.float32 and x.device.type == "cpu":
         product: Tensor = _ONEDNN_LINEAR(x, weight, bias, "none", [], "")
         return product
@@ -99,11 +95,11 @@ def normalise(x: Tensor, kind: Normalisation) -> Tensor:
 
 
 EXCLUDED = -1e30
-"""Stands in for minus infinity in a log-sum-exp: its exponential is 0, yet differences of two of them are finite."""
+"""Replaces minus infinity in a log-sum-exp: its exponential is 0, and the difference of two of them is finite."""
 
 
 def log1p_exp(x: Tensor) -> Tensor:
-    """``log(1 + exp x)`` to the last digit: above 40 float64 does not see the 1, above 20, the default, it does.
+    """``log(1 + exp x)`` to the last digit of float64, for which torch's threshold of 20 is too low.
 
     >>> log1p_exp(torch.tensor([0.0, 1000.0]))
     tensor([6.9315e-01, 1.0000e+03])
@@ -118,9 +114,9 @@ def log1p_sum_exp_by_label(x: Tensor, labels: Tensor, count: int) -> Tensor:
 
 
 def log_sum_exp_where(x: Tensor, mask: Tensor, dim: int, *, extra_zero: bool = False) -> Tensor:
-    """``log Σ exp x_i`` over the entries of ``dim`` where ``mask`` holds, or ``log(1 + Σ exp x_i)``.
+    """``log Σ exp x_i`` along ``dim`` over the entries in ``mask``, or with ``extra_zero`` ``log(1 + Σ exp x_i)``.
 
-    Where the mask holds nowhere that is about :data:`EXCLUDED`, or 0.
+    An empty sum gives about :data:`EXCLUDED`, or 0 with ``extra_zero``.
 
     >>> log_sum_exp_where(torch.tensor([[0.0, 0.0, 9.0]]), torch.tensor([[True, True, False]]), dim=1)
     tensor([0.6931])
@@ -128,7 +124,7 @@ def log_sum_exp_where(x: Tensor, mask: Tensor, dim: int, *, extra_zero: bool = F
     top = x.detach().masked_fill(~mask, EXCLUDED).amax(dim, keepdim=True)
     if extra_zero:
         top = top.clamp_min(0.0)
-    # Nothing below e^-80 is seen in the sum, and on a CPU an exponential that underflows costs fifty times as much.
+    # Terms below e^-80 do not change the sum, and on a CPU an exponential that underflows costs fifty times as much.
     total = ((x - top).clamp(-80.0, 0.0).exp() * mask).sum(dim, keepdim=True)
     if extra_zero:
         total = total + (-top).exp()
@@ -136,11 +132,11 @@ def log_sum_exp_where(x: Tensor, mask: Tensor, dim: int, *, extra_zero: bool = F
 
 
 def rounding_floor(dim: int, dtype: torch.dtype) -> float:
-    """What rounding may make of the squared distance of two equal vectors, as a share of ``‖q‖² + ‖r‖²``.
+    """The largest squared distance of two equal vectors after rounding, as a share of ``‖q‖² + ‖r‖²``.
 
     A sum of D products, added up in any order, is off by at most ``γ_D Σ|x_i y_i|`` with ``γ_n = n u / (1 − n u)`` and
     the unit roundoff u = ε/2 (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1). So ``‖q‖² + ‖r‖² −
-    2 q·r`` is off by ``2 γ_D (‖q‖² + ‖r‖²)``, and by two further roundings: of the sum and of the difference.
+    2 q·r`` is off by ``2 γ_D (‖q‖² + ‖r‖²)``, and by the roundings of the sum and of the difference.
 
     >>> rounding_floor(512, torch.float32) ** 0.5  # the distance of unit vectors, over √2
     0.00782...
@@ -165,23 +161,11 @@ Labels = Tensor | NDArray[np.integer[Any]] | Sequence[int]
 """What a loss takes as labels."""
 
 
-def as_labels(labels: Labels, embeddings: Tensor, *, name: str = "labels") -> Tensor:
-    """Labels as a tensor on the device of the embeddings: a numpy array or a list of integers does as well.
-
-    >>> as_labels([3, 1], torch.zeros(2, 4))
-    tensor([3, 1])
-    """
-    if isinstance(labels, Tensor):
-        return labels
-    _check_is_tensor(embeddings, "embeddings")
-    array = np.asarray(labels)
-    if array.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be integers, got {array.dtype} ({type(labels).__name__})")
-    return torch.as_tensor(array.astype(np.int64), device=embeddings.device)
-
-
 def check_embeddings(embeddings: Tensor, *, dim: int | None = None, name: str = "embeddings") -> None:
-    _check_is_tensor(embeddings, name)
+    if isinstance(embeddings, np.ndarray):
+        raise ValueError(f"{name} must be a torch tensor, got a numpy array: convert it with torch.from_numpy({name})")
+    if not isinstance(embeddings, Tensor):
+        raise ValueError(f"{name} must be a torch tensor of shape [N, D], got {type(embeddings).__name__}")
     if embeddings.ndim != 2:
         raise ValueError(f"{name} must have shape [N, D], got {list(embeddings.shape)}")
     if embeddings.shape[0] == 0:
@@ -190,14 +174,27 @@ def check_embeddings(embeddings: Tensor, *, dim: int | None = None, name: str = 
         raise ValueError(f"{name} must be floating point, got {embeddings.dtype}")
     if dim is not None and embeddings.shape[1] != dim:
         raise ValueError(f"{name} must have {dim} columns, as the loss has dim={dim}, got {embeddings.shape[1]}")
-    # A sum over everything is far cheaper than a look at each value; it may overflow, so only the look decides.
+    # A sum is far cheaper than checking every value. It may overflow, so the values decide.
     if embeddings.device.type == "cpu" and not math.isfinite(embeddings.detach().sum()):
         bad = (~torch.isfinite(embeddings)).any(dim=1).nonzero()
         if len(bad):
             raise ValueError(f"{name} must be finite, got NaN or infinity in row {int(bad[0])}")
 
 
-def check_labels(labels: Tensor, rows: int, *, num_classes: int | None = None, name: str = "labels") -> None:
+def checked_labels(
+    labels: Labels, embeddings: Tensor, *, num_classes: int | None = None, name: str = "labels"
+) -> Tensor:
+    """The labels of checked ``embeddings`` as a tensor of integers on their device.
+
+    >>> checked_labels([3, 1], torch.zeros(2, 4))
+    tensor([3, 1])
+    """
+    if not isinstance(labels, Tensor):
+        array = np.asarray(labels)
+        if array.dtype.kind not in "iu":
+            raise ValueError(f"{name} must be integers, got {array.dtype} ({type(labels).__name__})")
+        labels = torch.as_tensor(array.astype(np.int64), device=embeddings.device)
+    rows = len(embeddings)
     if labels.ndim != 1 or labels.shape[0] != rows:
         raise ValueError(f"{name} must have shape [{rows}], one per embedding, got {list(labels.shape)}")
     if labels.dtype not in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8):
@@ -207,6 +204,7 @@ def check_labels(labels: Tensor, rows: int, *, num_classes: int | None = None, n
         if low < 0 or high >= num_classes:
             wrong = low if low < 0 else high
             raise ValueError(f"{name} must lie in 0..{num_classes - 1}, the loss's num_classes, got {wrong}")
+    return labels
 
 
 def check_positive(**options: float) -> None:
@@ -217,22 +215,15 @@ def check_positive(**options: float) -> None:
 
 
 def check_at_least(least: float, **options: float | None) -> None:
-    """Refuse options below ``least``, by name; None is none given."""
+    """Refuse options below ``least``, by name; None is allowed."""
     for name, value in options.items():
         if value is not None and not value >= least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
 
 
 def check_choice(*choices: str, **options: str) -> None:
-    """Refuse options that are none of the ``choices``, by name."""
+    """Refuse options that are not among the ``choices``, by name."""
     for name, value in options.items():
         if value not in choices:
             first, last = ", ".join(map(repr, choices[:-1])), choices[-1]
             raise ValueError(f"{name} must be {first} or {last!r}, got {value!r}")
-
-
-def _check_is_tensor(embeddings: object, name: str) -> None:
-    if isinstance(embeddings, np.ndarray):
-        raise ValueError(f"{name} must be a torch tensor, got a numpy array: convert it with torch.from_numpy({name})")
-    if not isinstance(embeddings, Tensor):
-        raise ValueError(f"{name} must be a torch tensor of shape [N, D], got {type(embeddings).__name__}")

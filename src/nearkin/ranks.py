@@ -1,8 +1,7 @@
-"""The processes of one run, as torchrun starts them, and what passes between them.
+"""The processes of one run, as torchrun starts them, and their communication.
 
-In a process by itself every function here gives back what it got. Among several, what comes after a gathering is
-computed alike on every rank, so its gradient is already whole; only where ranks compute different parts of a whole are
-gradients summed.
+In a single process every function here returns its argument. In several, all ranks compute the same from gathered
+values, so their gradient is already complete. Gradients are summed only where ranks compute different parts.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from nearkin.errors import LostRankError, RecipeError
 
-PATIENCE = timedelta(days=1)  # for what one rank does while the others wait, such as decoding images
+PATIENCE = timedelta(days=1)  # for work of one rank while the others wait, such as decoding images
 MEETING = timedelta(minutes=10)  # for all processes to be started
-STEP_TIMEOUT = timedelta(seconds=60)  # for what all ranks come to together, should a machine be gone without a word
-BUCKET = 1 << 23  # numbers that are summed over the ranks in one go
+STEP_TIMEOUT = timedelta(seconds=60)  # for collectives within a step, in case a machine has disappeared
+BUCKET = 1 << 23  # numbers that are summed over the ranks at once
 
 _REMEDY = "start them with torchrun, or unset WORLD_SIZE for one process alone"
 
@@ -39,9 +38,9 @@ _groups: dict[str, Any] | None = None
 
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
-    """Within, this process is one of those that torchrun started together, if it was; nested it does nothing.
+    """Join the other processes that torchrun started, if any; nested it does nothing.
 
-    A process group that the caller has made before is used, and left as it is.
+    An existing process group of the caller is used and kept.
 
     >>> with joined():
     ...     rank(), world()
@@ -65,7 +64,7 @@ def joined() -> Iterator[None]:
 
 
 def started_together() -> int:
-    """How many processes torchrun has started, or 1."""
+    """The number of processes that torchrun has started, or 1."""
     size = os.environ.get("WORLD_SIZE") or "1"
     if not size.isdecimal() or int(size) == 0:
         raise RecipeError(
@@ -75,16 +74,14 @@ def started_together() -> int:
 
 
 def _join() -> None:
-    # Some systems set WORLD_SIZE for purposes of their own: nobody would answer.
+    # Some systems set WORLD_SIZE for other purposes, and no other process would answer.
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
-        several = f"WORLD_SIZE={started_together()} says that this process is one of several"
-        verb = "is" if len(missing) == 1 else "are"
-        raise RecipeError(f"{several}, but {', '.join(missing)} {verb} not set: {_REMEDY}")
+        raise RecipeError(f"WORLD_SIZE is {started_together()}, but without {', '.join(missing)}: {_REMEDY}")
     with _peers():
         store, number, size = next(iter(rendezvous("env://", timeout=MEETING)))
-        # A store may live through a restart, with the addresses of processes that are gone.
+        # A store may survive a restart, with the addresses of the old processes.
         store = PrefixStore(f"nearkin/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        # Gloo whatever the devices: objects and waiting go through it, and tensors through a group of their own.
+        # Gloo for objects and barriers on every device; tensors have their own group.
         dist.init_process_group("gloo", store=store, rank=number, world_size=size, timeout=PATIENCE)
 
 
@@ -94,32 +91,32 @@ def was_restarted() -> bool:
 
 
 def world() -> int:
-    """How many processes there are."""
+    """The number of processes."""
     return _size
 
 
 def rank() -> int:
-    """Which of them this one is, counted from 0."""
+    """The number of this process, counted from 0."""
     return _rank
 
 
 def is_first() -> bool:
-    """Whether this is the process that writes files and speaks to people."""
+    """Whether this is the process that writes files and prints."""
     return rank() == 0
 
 
 def local_rank() -> int:
-    """Which of the processes on this machine this one is, counted from 0."""
+    """The number of this process among those on this machine, counted from 0."""
     return 0 if _groups is None else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def on_this_machine() -> int:
-    """How many of the processes share this machine's cores and memory."""
+    """The number of processes on this machine."""
     return 1 if _groups is None else int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def share_of(count: int, *, of: int | None = None) -> range:
-    """The indices below ``count`` that are this rank's (or rank ``of``'s): contiguous, the first ranks have one more.
+    """This rank's (or rank ``of``'s) contiguous share of the indices below ``count``; the first ranks have one more.
 
     >>> share_of(5)
     range(0, 5)
@@ -133,7 +130,7 @@ def share_of(count: int, *, of: int | None = None) -> range:
 def gather_rows(rows: Tensor, count: int) -> Tensor:
     """All ``count`` rows in order, from the ranks' shares of them (:func:`share_of`).
 
-    What follows is computed alike on every rank, so that a rank's rows take their part of its own gradient.
+    All ranks compute the same from them, so a rank's rows take their part of its own gradient.
     """
     return rows if world() == 1 else _Gathered.apply(rows, count)  # type: ignore[no-untyped-call]
 
@@ -144,17 +141,27 @@ def gather_columns(columns: Tensor, count: int) -> Tensor:
 
 
 def with_summed_gradient(x: Tensor) -> Tensor:
-    """``x``, the same on every rank and used by each for another part of the whole: its gradient is the parts' sum."""
-    return x if world() == 1 else _SummedGradient.apply(x)  # type: ignore[no-untyped-call]
+    """``x``, equal on all ranks, which compute different parts from it: its gradient is summed over the ranks."""
+    if world() == 1 or not x.requires_grad:
+        return x
+
+    def summed(gradient: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise RuntimeError("second derivatives are computed by one process only, not over several")
+        return _all_reduce(gradient.clone(memory_format=torch.contiguous_format))
+
+    x = x.view_as(x)
+    x.register_hook(summed)  # type: ignore[no-untyped-call]
+    return x
 
 
 def sum_of_parts(part: Tensor) -> Tensor:
-    """The sum over the ranks, used alike by all of them afterwards: every part takes the whole gradient."""
+    """The sum over the ranks, from which all compute the same: every part takes the whole gradient."""
     return part if world() == 1 else _SumOfParts.apply(part)  # type: ignore[no-untyped-call]
 
 
 def sum_within(part: Tensor) -> Tensor:
-    """The sum over the ranks, used differently by each afterwards: every part takes the sum of the gradients."""
+    """The sum over the ranks, from which they compute different parts: every part takes the sum of the gradients."""
     return with_summed_gradient(sum_of_parts(part))
 
 
@@ -163,17 +170,18 @@ def add_up_(tensors: Sequence[Tensor]) -> None:
     if world() == 1:
         return
     bucket: list[Tensor] = []
-    for number, tensor in enumerate(tensors):
+    for number, tensor in enumerate(tensors, start=1):
         bucket.append(tensor)
-        if sum(waiting.numel() for waiting in bucket) >= BUCKET or number == len(tensors) - 1:
-            flat = _all_reduce(torch.cat([waiting.flatten() for waiting in bucket]))
-            for waiting, summed in zip(bucket, torch.split(flat, [w.numel() for w in bucket]), strict=True):
-                waiting.copy_(summed.view_as(waiting))
+        sizes = [x.numel() for x in bucket]
+        if sum(sizes) >= BUCKET or number == len(tensors):
+            sums = _all_reduce(torch.cat([x.flatten() for x in bucket]))
+            for x, summed in zip(bucket, torch.split(sums, sizes), strict=True):
+                x.copy_(summed.view_as(x))
             bucket = []
 
 
 def from_first(compute: Callable[[], T]) -> T:
-    """What the first rank computes, on all of them; an error is raised on all of them too."""
+    """The result of ``compute`` on the first rank, or its error, on all ranks."""
     if world() == 1:
         return compute()
     outcome: list[Any] = [None, None]
@@ -184,14 +192,14 @@ def from_first(compute: Callable[[], T]) -> T:
             outcome = [None, error]
     with _peers():
         dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise outcome[1]
-    result: T = outcome[0]
-    return result
+    result, failure = outcome
+    if failure is not None:
+        raise failure
+    return result  # type: ignore[no-any-return]
 
 
 def first_on_each_machine(compute: Callable[[], T]) -> T:
-    """``compute`` everywhere, on every machine by one rank before the others, which find what it has left."""
+    """``compute`` on all ranks; on each machine one rank goes first and the others reuse its files."""
     if local_rank() == 0:
         result = compute()
     wait_for_all()
@@ -199,14 +207,14 @@ def first_on_each_machine(compute: Callable[[], T]) -> T:
 
 
 def wait_for_all() -> None:
-    """Wait until every rank has come here, however long that takes."""
+    """Wait for all ranks, however long that takes."""
     if world() > 1:
         with _peers():
             dist.barrier()
 
 
 def is_first_to_fail() -> bool:
-    """Whether no other rank has asked this before: only the first to fail explains why all of them end."""
+    """Whether no other rank has called this before: only the first to fail explains why all of them end."""
     if not dist.is_initialized():
         return os.environ.get("RANK", "0") == "0"
     try:
@@ -217,13 +225,13 @@ def is_first_to_fail() -> bool:
 
 
 class Agreement:
-    """Requests of any rank that all ranks follow at the same time: known one step later, so that nobody waits."""
+    """Requests of any rank that all ranks follow together, one step later so that no rank waits."""
 
     def __init__(self) -> None:
         self._pending: tuple[Tensor, Any] | None = None
 
     def on(self, *requests: bool) -> list[bool]:
-        """Which of the requests given at the last call some rank had; alone, those of this call."""
+        """Which requests any rank made in its previous call; in a single process, those of this call."""
         if world() == 1:
             return list(requests)
         with _peers():
@@ -240,9 +248,8 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, count: int) -> Tensor:
         ctx.local = share_of(count)
-        # Shares differ by one row at most; collectives want them of one size.
-        most = len(share_of(count, of=0))
-        padded = rows.new_zeros(most, *rows.shape[1:])
+        # Shares differ by one row at most, and collectives need equal sizes.
+        padded = rows.new_zeros(len(share_of(count, of=0)), *rows.shape[1:])
         padded[: len(rows)] = rows.detach()
         pieces = [torch.empty_like(padded) for _ in range(world())]
         with _peers():
@@ -253,17 +260,6 @@ class _Gathered(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient[ctx.local.start : ctx.local.stop], None
-
-
-class _SummedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return _all_reduce(gradient.clone(memory_format=torch.contiguous_format))
 
 
 class _SumOfParts(torch.autograd.Function):
@@ -283,7 +279,7 @@ def _all_reduce(tensor: Tensor) -> Tensor:
 
 
 def _group(tensor: Tensor) -> Any:
-    """The process group for tensors on this one's device type, made when the ranks first need it."""
+    """The process group for tensors on this device type, made on first use."""
     assert _groups is not None
     device = tensor.device
     if device.type not in _groups:
@@ -291,7 +287,7 @@ def _group(tensor: Tensor) -> Any:
         if device.type == "cuda":
             devices: list[Any] = [None] * _size
             dist.all_gather_object(devices, (socket.gethostname(), device.index))
-            # NCCL wants a GPU for each rank; ranks that share one, as in a test, go through the host.
+            # NCCL needs a GPU for each rank; ranks that share one, as in a test, communicate through the host.
             backend = "nccl" if len(set(devices)) == _size else "gloo"
         _groups[device.type] = dist.new_group(backend=backend, timeout=STEP_TIMEOUT)
     return _groups[device.type]
@@ -299,7 +295,7 @@ def _group(tensor: Tensor) -> Any:
 
 @contextlib.contextmanager
 def _peers() -> Iterator[None]:
-    """Where another rank does not answer, one line says so."""
+    """Turn the error that another rank does not answer into one line."""
     try:
         yield
     except RuntimeError as error:

@@ -142,7 +142,7 @@ def test_pictures_of_a_study_carry_the_names_of_their_rows(nearkin, copied):
     assert [line.rsplit("/")[-1] for line in out.splitlines()] == names
     code, _, err = nearkin("plot", copied / "study")
     assert code == 3
-    assert "holds 2 runs and is none itself" in err
+    assert "is not a run but holds 2" in err
     assert str(runs[1]) in err
 
 

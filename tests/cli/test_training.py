@@ -180,9 +180,9 @@ def test_embed_takes_files_folders_and_lists_together(nearkin, trained, photos, 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["train"], 2, "what to train"),
+        (["train"], 2, "nothing to train"),
         (["train", "glyphs/dmeo"], 2, "did you mean 'glyphs/demo'"),
-        (["train", "a", "b"], 2, "one recipe at a time"),
+        (["train", "a", "b"], 2, "give one recipe"),
         (["train", "glyphs/demo", "training.epocs=3"], 2, "did you mean 'epochs'"),
         (["train", "glyphs/demo", "training.device=tpu"], 2, "device"),
         (["train", "--data", "phtos", *QUICK], 3, "neither a folder"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from nearkin.catalogue import keyword_options
 from nearkin.data.cache import open_images
 from nearkin.data.table import ImageTable
 from nearkin.errors import RecipeError
@@ -83,7 +84,7 @@ def trained(recipe, folder):
 def test_options_have_types_and_are_explained(name):
     method = methods.catalogue()[name]
     hints = get_type_hints(method.__init__)
-    for option in methods.options(method):
+    for option in keyword_options(method):
         assert option in hints, option
         assert re.search(rf"^ +{option}: ", method.__doc__ or "", flags=re.M), f"{option} is not in the docstring"
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 
 from nearkin.encoders import build_encoder
-from nearkin.encoders.hub import weights_file
+from nearkin.encoders.weights import weights_file
 from nearkin.errors import DataError, RecipeError
 from nearkin.runs.folder import own_photos_name
 from nearkin.training.recipe_check import load_recipe, validate
@@ -157,5 +157,5 @@ def test_without_a_network_the_hub_is_not_asked_again_and_again(tmp_path, monkey
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.invalid")  # a name that never is one (RFC 2606)
     monkeypatch.setattr(hub, "hf_hub_download", lambda *_, **__: pytest.fail("the library tries for half a minute"))
-    with pytest.raises(DataError, match=r"cannot be had .*check the name and the connection"):
+    with pytest.raises(DataError, match=r"cannot download .*check the name and the connection"):
         weights_file("hub:timm/nothing-of-this-name")

@@ -8,7 +8,7 @@ import torch
 
 from nearkin.errors import RecipeError
 from nearkin.evaluation import reranking
-from nearkin.evaluation.reranking import Rerank, measure_reranked, reranked_distances
+from nearkin.evaluation.reranking import Rerank, reranked_distances
 from nearkin.evaluation.retrieval import measure
 from nearkin.evaluation.scores import score_named
 
@@ -121,21 +121,21 @@ def test_scores_are_those_of_the_reranked_ranking(data, rerank, with_gallery):
         num_true.append(hits[-1].sum())
     ranked = torch.from_numpy(np.array(hits)), torch.from_numpy(np.array(num_true))
     expected = {name: float(score_named(name).per_query(*ranked).mean()) for name in NAMES}
-    found = measure_reranked(NAMES, x[queries], labels[queries], *given, rerank=rerank)
+    found = measure(NAMES, x[queries], labels[queries], *given, rerank=rerank)
     assert found == pytest.approx(expected | {"queries_without_match": 0.0})
 
 
 def test_a_query_without_match_is_not_counted(data):
     x, labels = data
     labels = np.where(np.arange(60) == 0, 999, labels)
-    assert measure_reranked(["R@1"], x, labels, rerank=Rerank())["queries_without_match"] == 1
+    assert measure(["R@1"], x, labels, rerank=Rerank())["queries_without_match"] == 1
 
 
 def test_what_is_no_ranking_stays_as_it_is(data):
     x, labels = data
-    plain, changed = measure(["R@1", "NMI"], x, labels), measure_reranked(["R@1", "NMI"], x, labels, rerank=Rerank())
+    plain, changed = measure(["R@1", "NMI"], x, labels), measure(["R@1", "NMI"], x, labels, rerank=Rerank())
     assert plain["NMI"] == changed["NMI"]
-    assert measure_reranked(["NMI"], x, labels, rerank=Rerank()) == {"NMI": plain["NMI"]}
+    assert measure(["NMI"], x, labels, rerank=Rerank()) == {"NMI": plain["NMI"]}
 
 
 def test_what_it_did_is_said_as_transductive():
@@ -147,7 +147,7 @@ def test_what_cannot_be_is_refused(data):
         with pytest.raises(RecipeError, match="got"):
             wrong()
     with pytest.raises(RecipeError, match="by angle"):
-        measure_reranked(["R@1"], *data, rerank=Rerank(), distance="euclidean")
+        measure(["R@1"], *data, rerank=Rerank(), distance="euclidean")
 
 
 @pytest.mark.gpu
@@ -155,10 +155,10 @@ def test_scores_are_the_same_on_a_gpu(data):
     rerank = Rerank(k1=4, k2=2)
     x, labels = data
     there = torch.from_numpy(x).cuda()
-    assert measure_reranked(NAMES, there, labels, rerank=rerank) == pytest.approx(
-        measure_reranked(NAMES, x, labels, rerank=rerank), nan_ok=True
+    assert measure(NAMES, there, labels, rerank=rerank) == pytest.approx(
+        measure(NAMES, x, labels, rerank=rerank), nan_ok=True
     )
     given = (there[:30], labels[:30], there[30:], labels[30:])
-    assert measure_reranked(NAMES, *given, rerank=rerank) == pytest.approx(
-        measure_reranked(NAMES, x[:30], labels[:30], x[30:], labels[30:], rerank=rerank), nan_ok=True
+    assert measure(NAMES, *given, rerank=rerank) == pytest.approx(
+        measure(NAMES, x[:30], labels[:30], x[30:], labels[30:], rerank=rerank), nan_ok=True
     )

@@ -45,6 +45,7 @@ def test_values_become_the_declared_type(value, kind, expected):
         ([1], tuple[float, float], "list of 2"),
         ("x", dict[str, Any], "mapping"),
         (True, str, "must be text"),
+        (10**400, float, "must be a number"),
         (float("nan"), int, "whole number"),
         (float("inf"), int, "whole number"),
         (float("nan"), float, "finite number, got nan"),

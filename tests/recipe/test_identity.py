@@ -7,13 +7,14 @@ import json
 import os
 
 import pytest
+from tests.rows import Rows
 
 from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, RecipeError
 from nearkin.recipe import INDIFFERENT, Recipe, fingerprint
 from nearkin.runs.folder import default_folder
 from nearkin.studies.compare import compare
-from nearkin.studies.study import Row, planned_runs, run_all
+from nearkin.studies.study import Row
 from nearkin.training.recipe_check import load_recipe
 
 OTHERWISE = {
@@ -85,10 +86,10 @@ def test_a_study_leaves_a_run_to_the_process_that_is_at_it(photos, tmp_path):
     overrides = [*QUICK, f"data.source={json.dumps(str(photos))}", "training.device=cpu"]
     rows = [Row(name, name.upper(), load_recipe({}, overrides)) for name in "ab"]
     with sole_writer_of(tmp_path / "study" / "a" / "seed-0"):
-        busy, done = run_all(planned_runs(rows, tmp_path / "study", [0]))
+        busy, done = Rows(rows, tmp_path / "study").run()
     assert (done.status, busy.status, busy.exit_code) == ("finished", "unfinished", BusyError.exit_code)
     assert f"written by process {os.getpid()} since" in busy.reason
-    assert [outcome.status for outcome in run_all(planned_runs(rows, tmp_path / "study", [0]))] == ["finished"] * 2
+    assert [outcome.status for outcome in Rows(rows, tmp_path / "study").run()] == ["finished"] * 2
 
 
 def test_a_file_is_no_folder_for_a_run(nearkin, photos, tmp_path):

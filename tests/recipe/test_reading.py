@@ -27,6 +27,12 @@ def test_parts_inside_an_objective_survive_a_round_trip():
         assert load_recipe(recipe.as_mapping()) == recipe
 
 
+def test_overrides_of_an_objective_that_is_only_named():
+    recipe = load_recipe({"objective": "mpa"}, ["objective.gamma=0.3"])
+    assert (recipe.objective.name, recipe.objective.options) == ("mpa", {"gamma": 0.3})
+    assert load_recipe({"objective": "mpa"}, ["objective.name=vcpa"]).objective.name == "vcpa"
+
+
 def test_another_objective_drops_the_options_of_the_first():
     recipe = load_recipe({"objective": {"name": "proxy_anchor", "alpha": 16}}, ["objective.name=contrastive"])
     assert recipe.objective.name == "contrastive"
@@ -71,7 +77,7 @@ def test_another_objective_drops_the_options_of_the_first():
         ({}, ["protocol.name=query_gallery"], "query-gallery"),
         ({"data": 5}, [], "must hold keys and values"),
         ({"objective": {"alpha": 3}}, [], r"section 'objective' needs a name, got"),
-        ({}, ["training.epochs=2", "training.epochs.x=1"], "holds a value"),
+        ({}, ["training.epochs=2", "training.epochs.x=1"], r"training\.epochs must be a number, got {'x': 1}"),
     ],
 )
 def test_mistakes_are_named_before_any_work(mapping, overrides, said):
@@ -185,7 +191,7 @@ def test_a_circle_names_its_files(write):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("base: glyphs/dmo", r"top\.yaml has no base to stand on: no recipe 'glyphs/dmo'.*did you mean 'glyphs/demo'"),
+        ("base: glyphs/dmo", r"the base of .*top\.yaml is missing: no recipe 'glyphs/dmo'.*did you mean 'glyphs/demo'"),
         ("base: [a, b]", r"top\.yaml.*'base' must name one recipe, got \['a', 'b'\]"),
         ("base: broken", r"broken\.yaml is not valid YAML"),
         ("base: misspelt", r"top\.yaml: unknown key 'training\.epoch'"),
@@ -238,7 +244,7 @@ def test_a_missing_recipe_suggests_the_nearest():
 
 
 def test_a_folder_in_the_place_of_a_recipe_is_told_where_images_go(tmp_path):
-    with pytest.raises(RecipeError, match=r"is a folder and no recipe: images are given with --data"):
+    with pytest.raises(RecipeError, match=r"is a folder, not a recipe: images are given with --data"):
         find_recipe(tmp_path)
 
 

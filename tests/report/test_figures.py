@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from nearkin.errors import NearkinError
-from nearkin.report import draw_neighbours
 from nearkin.report.figure_style import RIGHT, WRONG, show_row
 from nearkin.report.figures import (
     certainty,
@@ -22,6 +21,7 @@ from nearkin.report.figures import (
     neighbours,
     uncertainty,
 )
+from nearkin.report.figures.neighbours import draw_neighbours
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
 from nearkin.report.query_results import retrieve
 from nearkin.runs.folder import RunFolder
@@ -187,7 +187,7 @@ class TestMap:
 
     def test_images_and_proxies_of_the_same_classes_and_none_for_the_test_classes(self, glyphs):
         opened = OpenedRun(glyphs, ViewOptions(classes=4))
-        found = map.training_map(opened)
+        found = map.map_of(opened, opened.training_sample, opened.proxies)
         assert found.points.shape == (20, 2)
         assert found.proxies.shape == (4, 1, 2)
         assert set(found.classes.tolist()) <= set(opened.training_classes.tolist())
@@ -208,7 +208,7 @@ class TestMap:
         opened = OpenedRun(glyphs, ViewOptions(classes=4))
         train, test = shown(map, [opened]).subfigs
         written = train._supxlabel.get_text().replace("\n", " ")
-        assert written == map.training_map(opened).note
+        assert written == map.map_of(opened, opened.training_sample, opened.proxies).note
         assert test._supxlabel.get_text() == ""
 
     def test_two_dimensions_are_drawn_as_they_are(self):
@@ -221,7 +221,7 @@ class TestCertainty:
     def test_circles_have_radii_of_one_two_and_three_sigma(self, glyphs):
         opened = OpenedRun(glyphs, ViewOptions(classes=3))
         figure = shown(uncertainty, [opened])
-        found = map.training_map(opened)
+        found = map.map_of(opened, opened.training_sample, opened.proxies)
         columns = [opened.training_classes.tolist().index(label) for label in found.classes.tolist()]
         bank = opened.bank
         noise = torch.randn(4000, *bank.vectors.shape, generator=torch.Generator().manual_seed(1))

@@ -8,13 +8,14 @@ import shutil
 import pytest
 import torch
 from PIL import Image
+from tests.rows import Rows
 
 from nearkin.errors import DataError, Notice, RecipeError
-from nearkin.report import draw_neighbours
+from nearkin.report.figures.neighbours import draw_neighbours
 from nearkin.runs.evaluate import evaluate_run
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.run import run
-from nearkin.studies.study import Row, planned_runs, run_all
+from nearkin.studies.study import Row
 from nearkin.training.recipe_check import load_recipe
 from nearkin.training.state import Observer
 
@@ -164,7 +165,7 @@ def test_a_study_says_that_its_runs_had_other_images(photos, tmp_path, add_kinds
         Row(name, name, recipe_for(photos, "training.max_steps=1", f"objective.alpha={n}"))
         for n, name in ((8, "a"), (9, "b"))
     ]
-    run_all(planned_runs(rows[:1], tmp_path / "study", [0]))
+    Rows(rows[:1], tmp_path / "study").run()
     add_kinds(photos, "a new one")
     with pytest.warns(Notice, match=r"images of .*own photos changed between .*/a/seed-0 and .*/b/seed-0"):
-        run_all(planned_runs(rows, tmp_path / "study", [0]))
+        Rows(rows, tmp_path / "study").run()

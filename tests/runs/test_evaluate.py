@@ -12,7 +12,7 @@ import nearkin
 from nearkin import evaluate_backbone
 from nearkin.encoders import build_encoder
 from nearkin.errors import DataError
-from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import measure
 from nearkin.runs.data import open_run_data
 from nearkin.runs.evaluate import evaluate_run
@@ -101,7 +101,7 @@ def test_concatenated_runs_have_the_scores_of_the_concatenated_model(trained, tr
 
 def test_reranked_scores_are_named_transductive(trained):
     result = evaluate_run(trained, rerank=Rerank(k1=4))
-    expected = measure_reranked(NAMES, *vectors_of(trained), rerank=Rerank(k1=4))
+    expected = measure(NAMES, *vectors_of(trained), rerank=Rerank(k1=4))
     assert scores_of(result) == pytest.approx({name: expected[name] for name in NAMES})
     assert result.scores["covering_radius"] == evaluate_run(trained).scores["covering_radius"]
     assert "(transductive)" in result.conditions
@@ -141,7 +141,7 @@ def test_a_backbone_is_the_baseline_of_a_run_on_the_same_images(photos, tmp_path
         (["--backbone", "efficientnet_lit0", "--data", "."], 2, "efficientnet_lite0"),
         (["--backbone", "resnet50", "--data", "."], 2, "ImageNet"),
         (["--backbone", "resnet50", "encoder.weights=none.pth", "--data", "."], 3, "none.pth"),
-        (["--backbone", "small"], 2, "which images?"),
+        (["--backbone", "small"], 2, "no images to score"),
         (["--backbone", "small", "--data", ".", "runs/a"], 2, "not both"),
         (["--backbone", "small", "--data", ".", "data.imagesize=3"], 2, "image_size"),
         (["runs/a", "encoder.weights=w.pth"], 2, "encoder.weights=w.pth"),

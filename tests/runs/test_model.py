@@ -168,7 +168,11 @@ def test_several_models_are_one_whose_cosine_is_the_mean_of_theirs(trained, phot
 def test_models_that_do_not_go_together_are_refused(trained, train_like):
     larger = train_like("larger", {"data.shorter_side": 60})
     ball = train_like("ball", {"encoder.normalisation": "ball"})
-    for paths, part in (([trained, larger], "48, 60"), ([trained, ball], "by angle"), ([], "at least one")):
+    for paths, part in (
+        ([trained, larger], "48, 60"),
+        ([trained, ball], "same encoder.normalisation"),
+        ([], "at least one"),
+    ):
         with pytest.raises(RecipeError, match=part):
             nearkin.load(paths)
 

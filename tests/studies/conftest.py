@@ -8,8 +8,8 @@ import math
 import pytest
 
 from nearkin.runs.folder import Outcome
-from nearkin.studies.results import RowResult, results_of
 from nearkin.studies.study import Row, planned_runs
+from nearkin.studies.tables import RowResult, results_of
 from nearkin.training.recipe_check import load_recipe
 
 TINY = {

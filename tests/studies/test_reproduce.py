@@ -15,7 +15,7 @@ from nearkin.studies import reproduce as module
 from nearkin.studies import study as study_module
 from nearkin.studies.papers import Settings
 from nearkin.studies.reproduce import reproduce
-from nearkin.studies.results import Column
+from nearkin.studies.tables import Column
 
 MLRC = Path(__file__).parents[1] / "assets" / "records" / "mlrc.json"
 FOLDS = ("protocol.name=mlrc", "training.max_steps=2")
@@ -138,7 +138,7 @@ def test_a_reality_check_has_each_model_alone_and_all_concatenated(small):
     ]
     assert c2.difference(Column("P@1", "concatenated", 512)) == pytest.approx(70 - 67.49)
     assert (c2.repeats, c2.seeds, c2.condition("hardware")) == (2, [0, 1, 2, 3], ["a machine"])
-    assert c2.test_by_seed("R@1") == {0: 0.5, 1: 0.7}
+    assert c2.test_by_run("R@1") == {0: 0.5, 1: 0.7}
 
 
 def test_columns_without_published_values_are_those_the_table_names(small):

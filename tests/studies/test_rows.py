@@ -62,13 +62,17 @@ NOT_BUDGET = {
 """What the usual rows may set besides loss and method."""
 
 
+def recipe_for(data=None, overrides=(), *, say=print):
+    return base_recipe(shared_recipe(data, say=say), data, overrides)
+
+
 def all_rows(base, only=None, overrides=()):
     return rows_on(base, chosen_rows(read_rows(rows_file(base)), only), overrides=overrides)
 
 
 @pytest.mark.parametrize(("name", "data"), [("glyphs", "glyphs"), ("photos", "cars"), ("cub", "cub")])
 def test_the_usual_rows_differ_in_loss_and_method_and_have_one_budget(name, data):
-    base = base_recipe(data)
+    base = recipe_for(data)
     assert rows_file(base) == named_rows(name)
     rows = {row.name: row for row in all_rows(base)}
     isa = "proxy_isa_without_penalties" if name == "photos" else "proxy_isa"
@@ -92,7 +96,7 @@ def test_every_file_of_rows_can_be_trained_on_its_recipe(name):
     overrides = ["protocol.name=conventional", "protocol.monitor_test=true"] if name.startswith("cub") else []
     overrides += ["encoder.weights=null"] if name == "cub-vit" else []  # they are on a hub
     data = name.partition("-")[0].replace("photos", "cars")
-    base = base_recipe(data, shared_recipe(data, rows_from=name), overrides)
+    base = base_recipe(shared_recipe(data, rows_from=name), data, overrides)
     rows = {row.name: row for row in rows_on(base, read_rows(named_rows(name)), overrides=overrides)}
     for row in rows.values():
         validate(row.recipe)
@@ -114,24 +118,24 @@ def test_every_file_of_rows_can_be_trained_on_its_recipe(name):
 
 
 def test_a_base_recipe_suits_the_data(tmp_path):
-    assert base_recipe().data.source == "glyphs"
-    cub = base_recipe("cub")
+    assert recipe_for().data.source == "glyphs"
+    cub = recipe_for("cub")
     assert (cub.encoder.backbone, cub.protocol.name, cub.training.batch_size) == ("resnet50_v1", "validation", 120)
-    assert (base_recipe("cars").data.source, base_recipe("cars").encoder.backbone) == ("cars", "resnet50_v1")
-    assert base_recipe("mnist").encoder.backbone == "small"
-    photos = base_recipe(str(tmp_path), say=lambda _: None)
+    assert (recipe_for("cars").data.source, recipe_for("cars").encoder.backbone) == ("cars", "resnet50_v1")
+    assert recipe_for("mnist").encoder.backbone == "small"
+    photos = recipe_for(str(tmp_path), say=lambda _: None)
     assert (photos.data.source, photos.protocol.name) == (str(tmp_path), "validation")
     assert rows_file(photos).name == "photos.compare.yml"
-    assert base_recipe(None, "cub/proxy_anchor", ["protocol.name=conventional"]).protocol.name == "conventional"
-    assert base_recipe("glyphs", overrides=["objective.tau=1"]).objective.options == {}
+    assert base_recipe("cub/proxy_anchor", None, ["protocol.name=conventional"]).protocol.name == "conventional"
+    assert recipe_for("glyphs", ["objective.tau=1"]).objective.options == {}
     told = []
     with pytest.raises(DataError, match="neither a folder"):
-        base_recipe("phtos", say=told.append)
+        shared_recipe("phtos", say=told.append)
     assert not told, "before weights are looked for"
 
 
 def test_changes_go_to_every_row_and_win():
-    base = base_recipe("glyphs")
+    base = recipe_for("glyphs")
     changes = ["training.epochs=2", "training.sampler=random", "encoder.dim=32"]
     for row in all_rows(base, only=["contrastive", "vcpa"], overrides=changes):
         assert (row.recipe.training.epochs, row.recipe.training.sampler, row.recipe.encoder.dim) == (2, "random", 32)
@@ -152,7 +156,7 @@ def test_a_row_starts_from_its_base_and_another_name_clears_its_options(tmp_path
         "  b: {base: a, method: {name: ccp, steps_per_problem: 5}, training: {epochs: 30}}\n"
         "  c: {base: b, objective: {name: multi_similarity, alpha: 3}}\n"
     )
-    base = base_recipe("glyphs")
+    base = recipe_for("glyphs")
     a, b, c = rows_on(base, read_rows(file))
     assert (a.title, b.title, b.base) == ("A", "b", "a")
     assert b.recipe.objective == a.recipe.objective

@@ -13,21 +13,23 @@ import time
 import pytest
 import torch
 from rich.console import Console
+from tests.rows import Rows
 
 from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, InterruptedRunError, RecipeError, TrainingError
 from nearkin.runs.folder import RunFolder
 from nearkin.studies import study
 from nearkin.studies import worker_pool as pool
-from nearkin.studies.results import results_of
-from nearkin.studies.study import Row, chosen_names, planned_runs, run_all
+from nearkin.studies.rows import chosen_names
+from nearkin.studies.study import Row, planned_runs
+from nearkin.studies.tables import results_of
 from nearkin.studies.worker_pool import last_log_line
 from nearkin.training.observers import ConsoleObserver
 from nearkin.training.recipe_check import load_recipe
 
 
 def run_rows(rows, folder, seeds, **options):
-    return run_all(planned_runs(rows, folder, seeds), **options)
+    return Rows(rows, folder, seeds).run(**options)
 
 
 def test_every_row_and_seed_has_a_folder_and_finished_runs_are_kept(make_row, tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from nearkin.evaluation.statistics import Statistic
 from nearkin.report.published import look_up
 from nearkin.report.table import csv_text, markdown, terminal
 from nearkin.studies.figures import Panel, draw
-from nearkin.studies.results import Column
 from nearkin.studies.study import Row
 from nearkin.studies.tables import (
+    Column,
     compared_with_base,
     conditions_of,
     families,

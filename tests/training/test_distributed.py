@@ -126,8 +126,8 @@ def test_no_number_of_processes_is_one(monkeypatch):
 @pytest.mark.parametrize(
     "given, said",
     [
-        ({}, "RANK, MASTER_ADDR, MASTER_PORT are not set"),
-        ({"RANK": "0", "MASTER_ADDR": "localhost"}, "MASTER_PORT is not set"),
+        ({}, "RANK, MASTER_ADDR, MASTER_PORT"),
+        ({"RANK": "0", "MASTER_ADDR": "localhost"}, "MASTER_PORT"),
     ],
 )
 def test_a_process_that_is_told_of_others_but_not_where_they_are_says_what_to_do(given, said, monkeypatch):
@@ -135,8 +135,20 @@ def test_a_process_that_is_told_of_others_but_not_where_they_are_says_what_to_do
         monkeypatch.delenv(name, raising=False)
     for name, value in {"WORLD_SIZE": "2", **given}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(RecipeError, match=f"^WORLD_SIZE=2 .*, but {said}: start them with torchrun"), ranks.joined():
+    with (
+        pytest.raises(RecipeError, match=f"^WORLD_SIZE is 2, but without {said}: start them"),
+        ranks.joined(),
+    ):
         pass
+
+
+def test_a_gradient_is_summed_over_processes_and_a_second_one_refused(monkeypatch):
+    monkeypatch.setattr(ranks, "_size", 2)
+    monkeypatch.setattr(ranks, "_all_reduce", lambda tensor: 2 * tensor)
+    x = torch.tensor([3.0], requires_grad=True)
+    assert torch.autograd.grad(ranks.with_summed_gradient(x).square(), x)[0].tolist() == [12.0]
+    with pytest.raises(RuntimeError, match="second derivatives"):
+        torch.autograd.grad(ranks.with_summed_gradient(x).square(), x, create_graph=True)
 
 
 def test_alone_nothing_is_gathered_summed_or_waited_for():

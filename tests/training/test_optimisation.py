@@ -312,7 +312,7 @@ def test_alone_it_is_exactly_lambda_times_the_way_gone():
     move(parameters)
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    pull.add_to_gradients(iter(parameters), 2e-4)
+    pull.add_to_gradients(parameters, 2e-4)
     for parameter, before in zip(parameters, start, strict=True):
         assert torch.equal(parameter.grad, 2e-4 * (parameter.detach() - before))
 

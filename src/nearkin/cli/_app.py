@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Option
 from typer.core import TyperGroup
 
 import nearkin
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
+    from nearkin.report.listings import Listing
     from nearkin.report.table import Table
     from nearkin.runs.data import Announce, DataReport
 
@@ -50,8 +53,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         print(f"nearkin {nearkin.__version__}")
         raise typer.Exit
 
@@ -64,13 +67,12 @@ DISTRIBUTED = ("train", "evaluate", "embed")
 def check_processes(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     if is_distributed() and context.invoked_subcommand not in DISTRIBUTED:
-        raise RecipeError(
-            f"torchrun is for nearkin {', '.join(DISTRIBUTED)}: start nearkin {context.invoked_subcommand} without it"
-        )
+        command = context.invoked_subcommand
+        raise RecipeError(f"torchrun starts only {', '.join(DISTRIBUTED)}: start nearkin {command} without it")
 
 
 def is_distributed() -> bool:
@@ -92,14 +94,24 @@ def announcer(progress: Console, *, as_json: bool = False) -> Announce:
     return announce
 
 
-def print_table(table: Table, format_: str = "table") -> None:
-    """Print a table for a terminal or in a text format."""
+def print_table(table: Table, format_: str = "table", *, as_json: bool = False) -> None:
+    """Print a table for a terminal or in a text format, or its records as JSON."""
     from nearkin.report.table import FORMATS, terminal
 
-    if format_ == "table":
+    if as_json:
+        print(json.dumps(table.records))
+    elif format_ == "table":
         Console().print(terminal(table), highlight=False)
     else:
         print(FORMATS[format_](table), end="")
+
+
+def print_listing(listing: Listing, *, as_json: bool) -> None:
+    """Print a list of what there is to choose from for a terminal, or its records as JSON."""
+    if as_json:
+        print(json.dumps(listing.records))
+    else:
+        Console().print(listing.terminal(), highlight=False)
 
 
 def label_line(label: str, style: str, text: str) -> None:
@@ -138,9 +150,9 @@ def progress_bar(title: str, verbose: bool) -> Iterator[Callable[[int, int], Non
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before something is removed; without a terminal ``--yes`` is needed."""
+    """Ask before something is removed, unless ``--yes`` has answered; without a terminal it has to."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise RecipeError(f"there is no terminal to ask on: {question} Give --yes to do it without asking")
+        raise RecipeError(f"there is no terminal to ask on: {question} Answer with --yes")
     typer.confirm(question, abort=True, err=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from nearkin.cli import options
@@ -51,24 +52,21 @@ app.add_typer(commands, name="index", rich_help_panel=SEARCH)
 def index(
     words: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="RUN FOLDER|MANIFEST",
             help="A run or exported file, and the images to add: folders, manifests or image files.",
         ),
     ],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new folder, or an index to add to.")] = None,
-    labels: Annotated[bool, typer.Option("--labels/--no-labels", help="Label by folder or manifest.")] = True,
-    test_images: Annotated[
-        bool, typer.Option("--test-images", help="Add the run's test images instead of a folder.")
-    ] = False,
+    output: Annotated[Path | None, options.output("A new folder, or an index to add to.")] = None,
+    labels: Annotated[bool, Option("--labels/--no-labels", help="Label by folder or manifest.")] = True,
+    test_images: Annotated[bool, Option("--test-images", help="Add the run's test images, not a folder.")] = False,
     class_folders: options.ClassFolders = None,
     flip: options.Flip = None,
     eval_size: options.EvalSize = None,
     also: options.With = None,
     engine: Annotated[
         str | None,
-        typer.Option(
-            "--engine",
+        Option(
             metavar="NAME|ADDRESS",
             help="exact (the default), faiss, postgresql://HOST/DATABASE (pgvector) or http://HOST:19530 (Milvus). "
             "Changes that of an existing index.",
@@ -95,7 +93,7 @@ def index(
     if len(words) < 2 and not test_images:
         raise RecipeError(f"give a run and the images to add: nearkin index {words[0]} FOLDER -o INDEX")
     if output is None:
-        raise RecipeError("name the folder of the index: -o INDEX")
+        raise RecipeError("no folder to write the index to: give -o INDEX")
     if engine is not None:
         check_engine(engine)
     model = load([words[0], *(also or [])], device=device, flip=flip, eval_size=eval_size)
@@ -129,15 +127,15 @@ def index(
 def show_status(
     folder: options.IndexFolder,
     figure: Annotated[
-        Path | None,
-        typer.Option("--figure", metavar="PNG", help="Also draw the reliability of the confidences into this file."),
+        Path | None, Option(metavar="PNG", callback=options.figure_file, help="Also draw the confidences' reliability.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Show what an index holds, which files could not be read, and how reliable the confidences are."""
+    from nearkin.evaluation.confidence import DEFAULT_THRESHOLD
     from nearkin.index import Index
+    from nearkin.report.table import Part, Table
 
-    options.check_figure_file(figure, "--figure")
     status = Index.open(folder).status()
     if figure is not None:
         if status.confidence is None:
@@ -145,99 +143,6 @@ def show_status(
         from nearkin.report.figures.reliability import draw_reliability
 
         draw_reliability(figure, status.confidence)
-    _print_status(status, as_json=as_json)
-
-
-@commands.command("upgrade")
-def upgrade(
-    folder: options.IndexFolder,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run, or exported file, with the new encoder.")],
-    drop_missing: Annotated[
-        bool, typer.Option("--drop-missing", help="Drop items whose file is gone or changed.")
-    ] = False,
-    device: options.Device = None,
-    as_json: options.Json = False,
-    verbose: options.Verbose = False,
-) -> None:
-    """Embed all images of an index again with another encoder, which replaces the old one at the end.
-
-    [bold]nearkin index upgrade birds.index runs/better[/bold]
-
-    Images are read from their files again. Ids, labels, columns and thumbnails stay. Searches use the old vectors until
-    all is done. The same command resumes after an interruption.
-    """
-    from nearkin.index.upgrade import upgrade as upgraded
-    from nearkin.runs.model import load
-
-    model = load(run, device=device)
-    with progress_bar("embedding", verbose) as progress:
-        done = upgraded(folder, model, drop_missing=drop_missing, progress=progress)
-    if as_json:
-        print(json.dumps(asdict(done)))
-        return
-    say(f"{folder}: {done.items:,} images embedded with {run}")
-    say_first([f"  removed item {id}: {reason}" for id, reason in done.dropped], _SHOWN)
-
-
-@commands.command("export")
-def export(
-    folder: options.IndexFolder,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .parquet.")],
-    where: options.Where = None,
-    as_json: options.Json = False,
-) -> None:
-    """Write ids, paths, labels, further columns and vectors to one file.
-
-    [bold]nearkin index export birds.index -o birds.parquet[/bold]  for data frames (extra 'parquet')
-
-    [bold]nearkin index export birds.index -o birds.npz[/bold]  for NumPy, without pickle
-    """
-    from nearkin.index import Index
-    from nearkin.index.export import export as write
-    from nearkin.index.filters import parse_where
-
-    count = write(Index.open(folder), output, where=parse_where(where or []))
-    if as_json:
-        print(json.dumps({"file": str(output), "items": count}))
-    else:
-        say(f"{output}: {count:,} items")
-
-
-@commands.command("remove")
-def remove(
-    folder: options.IndexFolder,
-    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...", help="Items to remove.")] = None,
-    where: options.Where = None,
-    yes: options.Yes = False,
-    as_json: options.Json = False,
-) -> None:
-    """Remove items from an index, by id or by a condition. Their files stay.
-
-    [bold]nearkin index remove birds.index 3 17[/bold]
-
-    [bold]nearkin index remove birds.index --where 'label=blue tit' --where 'year<=2015' --yes[/bold]
-    """
-    from nearkin.index import Index
-    from nearkin.index.filters import parse_where
-
-    if bool(ids) == bool(where):
-        raise RecipeError("name the items to remove: give ids or --where, not both")
-    opened = Index.open(folder)
-    removed_ids = sorted(set(ids)) if ids else opened.ids(parse_where(where or [])).tolist()
-    opened.items(removed_ids)  # an unknown id is an error before anything is asked
-    if removed_ids:
-        confirm(f"Remove {len(removed_ids):,} of {len(opened):,} items from {folder}?", yes=yes)
-    opened.remove(removed_ids)
-    if as_json:
-        print(json.dumps({"removed": removed_ids, "items": len(opened)}))
-    else:
-        say(f"{len(removed_ids):,} items removed; {folder} holds {len(opened):,}.")
-
-
-def _print_status(status: Status, *, as_json: bool) -> None:
-    from nearkin.evaluation.confidence import DEFAULT_THRESHOLD
-    from nearkin.report.table import Part, Table
-
     if as_json:
         print(json.dumps({**asdict(status), "path": str(status.path)}))
         return
@@ -267,9 +172,93 @@ def _print_status(status: Status, *, as_json: bool) -> None:
     headings = ("confidence that a", "calibration error", "Brier score", "of constant")
     print_table(Table("", (Part.of(headings, cells, texts=1),)))
     say(
-        f"Labels: {learned.accuracy:.0%} right; below a confidence of {DEFAULT_THRESHOLD:.0%} are "
-        f"{learned.refused:.0%} of the images, and {learned.unknown_refused:.0%} of those whose class was taken out"
+        f"Labels: {learned.accuracy:.0%} right; {learned.refused:.0%} of the images get a confidence below "
+        f"{DEFAULT_THRESHOLD:.0%}, and {learned.unknown_refused:.0%} of those whose class was taken out"
     )
+
+
+@commands.command("upgrade")
+def upgrade(
+    folder: options.IndexFolder,
+    run: Annotated[Path, Argument(metavar="RUN", help="The run, or exported file, with the new encoder.")],
+    drop_missing: Annotated[bool, Option("--drop-missing", help="Drop items whose file is gone or changed.")] = False,
+    device: options.Device = None,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Embed all images of an index again with another encoder, which replaces the old one at the end.
+
+    [bold]nearkin index upgrade birds.index runs/better[/bold]
+
+    Images are read from their files again. Ids, labels, columns and thumbnails stay. Searches use the old vectors until
+    all is done. The same command resumes after an interruption.
+    """
+    from nearkin.index.upgrade import upgrade as upgraded
+    from nearkin.runs.model import load
+
+    model = load(run, device=device)
+    with progress_bar("embedding", verbose) as progress:
+        done = upgraded(folder, model, drop_missing=drop_missing, progress=progress)
+    if as_json:
+        print(json.dumps(asdict(done)))
+        return
+    say(f"{folder}: {done.items:,} images embedded with {run}")
+    say_first([f"  removed item {id}: {reason}" for id, reason in done.dropped], _SHOWN)
+
+
+@commands.command("export")
+def export(
+    folder: options.IndexFolder,
+    output: Annotated[Path, options.output("File to write: .npz or .parquet.")],
+    where: options.Where = None,
+    as_json: options.Json = False,
+) -> None:
+    """Write ids, paths, labels, further columns and vectors to one file.
+
+    [bold]nearkin index export birds.index -o birds.parquet[/bold]  for data frames (extra 'parquet')
+
+    [bold]nearkin index export birds.index -o birds.npz[/bold]  for NumPy, without pickle
+    """
+    from nearkin.index import Index
+    from nearkin.index.export import export as write
+    from nearkin.index.filters import parse_where
+
+    count = write(Index.open(folder), output, where=parse_where(where or []))
+    if as_json:
+        print(json.dumps({"file": str(output), "items": count}))
+    else:
+        say(f"{output}: {count:,} items")
+
+
+@commands.command("remove")
+def remove(
+    folder: options.IndexFolder,
+    ids: Annotated[list[int] | None, Argument(metavar="[ID]...", help="Items to remove.")] = None,
+    where: options.Where = None,
+    yes: options.Yes = False,
+    as_json: options.Json = False,
+) -> None:
+    """Remove items from an index, by id or by a condition. Their files stay.
+
+    [bold]nearkin index remove birds.index 3 17[/bold]
+
+    [bold]nearkin index remove birds.index --where 'label=blue tit' --where 'year<=2015' --yes[/bold]
+    """
+    from nearkin.index import Index
+    from nearkin.index.filters import parse_where
+
+    if bool(ids) == bool(where):
+        raise RecipeError("name the items to remove: give ids or --where, not both")
+    opened = Index.open(folder)
+    removed_ids = sorted(set(ids)) if ids else opened.ids(parse_where(where or [])).tolist()
+    opened.items(removed_ids)  # an unknown id is an error before anything is asked
+    if removed_ids:
+        confirm(f"Remove {len(removed_ids):,} of {len(opened):,} items from {folder}?", yes=yes)
+    opened.remove(removed_ids)
+    if as_json:
+        print(json.dumps({"removed": removed_ids, "items": len(opened)}))
+    else:
+        say(f"{len(removed_ids):,} items removed; {folder} holds {len(opened):,}.")
 
 
 def _print_unfinished(status: Status, unfinished: Unfinished) -> None:

@@ -6,24 +6,23 @@ import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
-from rich.console import Console
+from typer import Argument, Option
 
 from nearkin.cli import options
-from nearkin.cli._app import LOOK_UP, app, confirm, progress_bar, say
+from nearkin.cli._app import LOOK_UP, app, confirm, print_listing, progress_bar, say
 
 
 @app.command("list", rich_help_panel=LOOK_UP)
 def list_(
     what: Annotated[
         Literal["recipes", "keys", "losses", "methods", "backbones", "scores", "plots"],
-        typer.Argument(
+        Argument(
             metavar="WHAT",
             help="recipes; keys of a recipe, with defaults and meanings; losses, methods, backbones and scores, with "
             "their options; plots, the figures of 'nearkin plot'.",
         ),
     ],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of the documentation.")] = False,
+    markdown: Annotated[bool, Option("--markdown", help="Print the page of the documentation.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """List what there is to choose from.
@@ -33,29 +32,20 @@ def list_(
     [bold]nearkin list losses[/bold]  names for objective.name, with their options
     """
     from nearkin.report.listings import LISTINGS
+    from nearkin.studies.recipe_scores import list_recipes
 
-    if what == "recipes":
-        from nearkin.studies.recipe_scores import list_recipes
-
-        listing = list_recipes()
-    else:
-        listing = LISTINGS[what]()
-    if as_json:
-        print(json.dumps(list(listing.records)))
-    elif markdown:
+    listing = {**LISTINGS, "recipes": list_recipes}[what]()
+    if markdown and not as_json:
         print(listing.page(), end="")
     else:
-        Console().print(listing.terminal(), highlight=False)
+        print_listing(listing, as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK_UP)
 def datasets(
-    download: Annotated[
-        list[str] | None, typer.Option("--download", metavar="NAME", help="Download and unpack it. Repeat for more.")
-    ] = None,
+    download: Annotated[list[str] | None, Option(metavar="NAME", help="Download and unpack. Repeat for more.")] = None,
     unpack: Annotated[
-        list[Path] | None,
-        typer.Option("--unpack", metavar="FILE", help="Unpack this published archive or list. Repeat for more."),
+        list[Path] | None, Option(metavar="FILE", help="Unpack this published archive or list. Repeat for more.")
     ] = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
@@ -67,8 +57,8 @@ def datasets(
 
     [bold]nearkin datasets --unpack Stanford_Online_Products.zip[/bold]  to where recipes find it
 
-    What was brought is read once, and its images and classes are counted. Without --data-root and NEARKIN_DATA it goes
-    to data/.
+    What was unpacked is read once to count its images and classes. Without --data-root or NEARKIN_DATA it goes to
+    data/.
     """
     from nearkin.data import archives, source
     from nearkin.report.listings import list_datasets
@@ -79,16 +69,12 @@ def datasets(
             lines = archives.obtain(root, download or [], unpack or [], lambda n, of: bar(n // 10**6, of // 10**6))
         print(json.dumps(lines) if as_json else "\n".join(lines))
         return
-    listing = list_datasets(data_root)
-    if as_json:
-        print(json.dumps(list(listing.records)))
-    else:
-        Console().print(listing.terminal(), highlight=False)
+    print_listing(list_datasets(data_root), as_json=as_json)
 
 
 @app.command(rich_help_panel=LOOK_UP)
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Remove everything in it, after asking.")] = False,
+    clear: Annotated[bool, Option("--clear", help="Remove everything in it, after asking.")] = False,
     yes: options.Yes = False,
     as_json: options.Json = False,
 ) -> None:

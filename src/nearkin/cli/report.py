@@ -7,7 +7,7 @@ import webbrowser
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from nearkin.catalogue import plot_names
 from nearkin.cli import options
@@ -17,14 +17,10 @@ from nearkin.errors import DataError
 
 @app.command(rich_help_panel=COMPARE)
 def plot(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders that share their data.")],
-    only: Annotated[
-        str | None, typer.Option("--only", help=f"Figures, comma-separated: {', '.join(plot_names())}. Default: all.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the figures. Default for one run: RUN/plots.")
-    ] = None,
-    file_format: Annotated[Literal["png", "pdf", "svg"], typer.Option("--format", help="Of the files.")] = "png",
+    runs: Annotated[list[Path], Argument(metavar="RUN...", help="Run folders that share their data.")],
+    only: Annotated[str | None, Option(help=f"Figures, by commas: {', '.join(plot_names())}. Default: all.")] = None,
+    output: Annotated[Path | None, options.output("Folder for the figures. Default for one run: RUN/plots.")] = None,
+    file_format: Annotated[Literal["png", "pdf", "svg"], Option("--format", help="Of the files.")] = "png",
     classes: options.MapClasses = 12,
     seed: options.ViewSeed = 0,
     checkpoint: options.Checkpoint = "best",
@@ -52,18 +48,18 @@ def plot(
     figures_by_reason: dict[str, list[str]] = {}
     names = options.names_in(only) or ()
     with ConsoleObserver(progress_console(verbose)) as bar:
-        for drawn in save_figures(
+        for name, run, result in save_figures(
             runs, only=names, output=output, file_format=file_format, view=view, progress=bar.decoding
         ):
-            if drawn.file is not None:
-                written.append(str(drawn.file))
+            if isinstance(result, Path):
+                written.append(str(result))
                 if not as_json:
                     say(written[-1])
                 continue
-            of_run = str(drawn.run.folder.path) if drawn.run is not None and len(runs) > 1 else None
-            missing.append({"figure": drawn.name, "run": of_run, "reason": drawn.reason})
-            reason = f"{f' of {of_run}' if of_run else ''}: {drawn.reason}"
-            figures_by_reason.setdefault(reason, []).append(drawn.name)
+            of_run = str(run.folder.path) if run is not None and len(runs) > 1 else None
+            missing.append({"figure": name, "run": of_run, "reason": str(result)})
+            reason = f"{f' of {of_run}' if of_run else ''}: {result}"
+            figures_by_reason.setdefault(reason, []).append(name)
     if as_json:
         print(json.dumps({"written": written, "not_drawn": missing}))
     else:
@@ -76,10 +72,8 @@ def plot(
 @app.command(rich_help_panel=COMPARE)
 def report(
     runs: options.RunFolders,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write. Default: report.html, in RUN if there is one.")
-    ] = None,
-    open_: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    output: Annotated[Path | None, options.output("File to write. Default: report.html, in a single RUN.")] = None,
+    open_: Annotated[bool, Option("--open", help="Open the page in a browser.")] = False,
     classes: options.MapClasses = 12,
     seed: options.ViewSeed = 0,
     data: options.MovedData = None,
@@ -121,7 +115,7 @@ def report(
 def table(
     runs: options.RunFolders,
     format_: options.Format = "md",
-    metrics: Annotated[str | None, typer.Option("--metrics", help="Scores to show, such as R@1,MAP@R.")] = None,
+    metrics: Annotated[str | None, Option(help="Scores to show, such as R@1,MAP@R.")] = None,
 ) -> None:
     """Print the scores of runs as a table for a paper, a page or a program.
 

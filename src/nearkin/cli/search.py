@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-import typer
+from typer import Argument, Option
 
 from nearkin.cli import options
 from nearkin.cli._app import SEARCH, app, print_table, progress_bar, say, say_first
@@ -26,21 +26,15 @@ _SHOWN = 20
 @app.command(rich_help_panel=SEARCH)
 def search(
     folder: options.IndexFolder,
-    images: Annotated[list[str] | None, typer.Argument(metavar="[IMAGE]...", help="Images to look for.")] = None,
-    k: Annotated[int, typer.Option("-k", help="How many to find.")] = 10,
+    images: Annotated[list[str] | None, Argument(metavar="[IMAGE]...", help="Images to look for.")] = None,
+    k: Annotated[int, Option("-k", help="How many to find.")] = 10,
     where: options.Where = None,
-    crop: Annotated[
-        str | None, typer.Option("--crop", metavar="X,Y,W,H", help="A part of the image, in pixels or fractions.")
-    ] = None,
-    like: Annotated[list[int] | None, typer.Option("--like", metavar="ID", help="Also like this item.")] = None,
-    unlike: Annotated[list[int] | None, typer.Option("--unlike", metavar="ID", help="Not like this item.")] = None,
-    group_by: Annotated[
-        str | None, typer.Option("--group-by", metavar="FIELD", help="Only the nearest of each label or other value.")
-    ] = None,
-    min_confidence: Annotated[float | None, typer.Option("--min-confidence", help="Least confidence of a hit.")] = None,
-    all_copies: Annotated[
-        bool, typer.Option("--all-copies", help="Show every copy of a photo, not one with their number.")
-    ] = False,
+    crop: Annotated[str | None, Option(metavar="X,Y,W,H", help="A part of the image, in pixels or fractions.")] = None,
+    like: Annotated[list[int] | None, Option(metavar="ID", help="Also like this item.")] = None,
+    unlike: Annotated[list[int] | None, Option(metavar="ID", help="Not like this item.")] = None,
+    group_by: Annotated[str | None, Option(metavar="FIELD", help="The nearest of each label or other value.")] = None,
+    min_confidence: Annotated[float | None, Option(help="Least confidence of a hit.")] = None,
+    all_copies: Annotated[bool, Option("--all-copies", help="Show all copies of a photo, not just one.")] = False,
     sheet: options.Sheet = None,
     run: options.MovedRun = None,
     device: options.Device = None,
@@ -60,9 +54,8 @@ def search(
 
     if not images and not like:
         raise RecipeError(f"give an image to look for: nearkin search {folder} IMAGE, or ids with --like")
-    options.check_figure_file(sheet, "--sheet")
     if crop is not None and len(images or []) != 1:
-        raise RecipeError("--crop is a part of one image: give exactly one")
+        raise RecipeError(f"--crop is a part of one image, got {len(images or [])} images: give exactly one")
     condition = parse_where(where or [])
     box = None if crop is None or not images else _fractions(crop, images[0])
     opened = options.open_index(folder, run, device)
@@ -95,8 +88,8 @@ def search(
 @app.command(rich_help_panel=SEARCH)
 def classify(
     folder: options.IndexFolder,
-    images: Annotated[list[str], typer.Argument(metavar="IMAGE...", help="Images to label.")],
-    min_confidence: Annotated[float, typer.Option("--min-confidence", help="Below this: 'none of these'.")] = 0.5,
+    images: Annotated[list[str], Argument(metavar="IMAGE...", help="Images to label.")],
+    min_confidence: Annotated[float, Option(help="Below this: 'none of these'.")] = 0.5,
     where: options.Where = None,
     run: options.MovedRun = None,
     device: options.Device = None,
@@ -128,16 +121,12 @@ def classify(
 @app.command(rich_help_panel=SEARCH)
 def duplicates(
     folder: options.IndexFolder,
-    near: Annotated[bool, typer.Option("--near", help="Images that the encoder hardly distinguishes.")] = False,
+    near: Annotated[bool, Option("--near", help="Images that the encoder hardly distinguishes.")] = False,
     most_bits: Annotated[
-        int | None, typer.Option("--bits", help="Without --near: how many of 64 bits may differ. Default: 10.")
+        int | None, Option("--bits", help="Without --near: how many of 64 bits may differ. Default: 10.")
     ] = None,
-    min_confidence: Annotated[
-        float | None, typer.Option("--min-confidence", help="With --near: the least confidence. Default: 0.99.")
-    ] = None,
-    min_score: Annotated[
-        float | None, typer.Option("--min-score", help="With --near: the least score, instead of a confidence.")
-    ] = None,
+    min_confidence: Annotated[float | None, Option(help="With --near: the least confidence. Default: 0.99.")] = None,
+    min_score: Annotated[float | None, Option(help="With --near: the least score, instead of a confidence.")] = None,
     where: options.Where = None,
     sheet: options.Sheet = None,
     as_json: options.Json = False,
@@ -157,19 +146,16 @@ def duplicates(
     from nearkin.index.fingerprint import MOST_BITS
 
     if near and most_bits is not None:
-        raise RecipeError("--bits goes without --near: it compares perceptual hashes, --near compares embeddings")
+        raise RecipeError("--bits is for perceptual hashes, --near compares embeddings: give one of them")
     if not near and (min_confidence is not None or min_score is not None):
-        raise RecipeError("--min-confidence and --min-score go with --near")
-    options.check_figure_file(sheet, "--sheet")
-    opened, condition = Index.open(folder), parse_where(where or [])
-    with progress_bar("comparing", verbose) as progress:
+        raise RecipeError("--min-confidence and --min-score are for embeddings: add --near")
+    opened, filters = Index.open(folder), parse_where(where or [])
+    with progress_bar("comparing", verbose) as bar:
         if near:
-            result = find.near(
-                opened, min_confidence=min_confidence, min_score=min_score, where=condition, progress=progress
-            )
+            result = find.near(opened, min_confidence=min_confidence, min_score=min_score, where=filters, progress=bar)
         else:
             bits = MOST_BITS if most_bits is None else most_bits
-            result = find.same_picture(opened, most_bits=bits, where=condition)
+            result = find.same_picture(opened, most_bits=bits, where=filters)
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_groups
 
@@ -194,14 +180,10 @@ def duplicates(
 @app.command(rich_help_panel=SEARCH)
 def cluster(
     folder: options.IndexFolder,
-    number: Annotated[
-        int | None, typer.Option("-n", "--number", help="How many. Default: the number with the best silhouette.")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="New folder for clusters.csv and a contact sheet of each.")
-    ] = None,
+    number: Annotated[int | None, Option("-n", "--number", help="How many. Default: by the best silhouette.")] = None,
+    output: Annotated[Path | None, options.output("New folder for clusters.csv and a contact sheet of each.")] = None,
     where: options.Where = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of k-means.")] = 0,
+    seed: Annotated[int, Option(help="Seed of k-means.")] = 0,
     as_json: options.Json = False,
 ) -> None:
     """Cluster the images of an index by k-means on their vectors.
@@ -249,29 +231,26 @@ def cluster(
 @app.command(rich_help_panel=SEARCH)
 def serve(
     folder: options.IndexFolder,
-    port: Annotated[int, typer.Option("--port", help="Port to listen on; 0 for any free port.")] = 8000,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen on; 0 for any free port.")] = 8000,
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     key: Annotated[
         str | None,
-        typer.Option(
-            "--key",
+        Option(
             envvar="NEARKIN_API_KEY",
             help="Key that requests must carry, at least 12 characters of plain ASCII; all but loopback need one, and "
             "without it one is generated and shown once. Prefer the environment: other users see a command line.",
         ),
     ] = None,
-    allow_host: Annotated[
-        list[str] | None, typer.Option("--allow-host", metavar="NAME", help="Another host name of the server.")
-    ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Nothing is added, removed or corrected.")] = False,
-    hide_paths: Annotated[bool, typer.Option("--hide-paths", help="Do not show the paths of the images.")] = False,
-    max_megabytes: Annotated[float, typer.Option("--max-megabytes", help="Largest request.")] = 32.0,
-    max_megapixels: Annotated[float, typer.Option("--max-megapixels", help="Largest uploaded image.")] = 64.0,
-    open_browser: Annotated[bool, typer.Option("--open", help="Open it in the browser.")] = False,
+    allow_host: Annotated[list[str] | None, Option(metavar="NAME", help="Another host name of the server.")] = None,
+    read_only: Annotated[bool, Option("--read-only", help="Nothing is added, removed or corrected.")] = False,
+    hide_paths: Annotated[bool, Option("--hide-paths", help="Do not show the paths of the images.")] = False,
+    max_megabytes: Annotated[float, Option(help="Largest request.")] = 32.0,
+    max_megapixels: Annotated[float, Option(help="Largest uploaded image.")] = 64.0,
+    open_browser: Annotated[bool, Option("--open", help="Open it in the browser.")] = False,
     run: options.MovedRun = None,
     device: options.Device = None,
     log_level: Annotated[
-        Literal["debug", "info", "warning"], typer.Option("--log-level", help="Logs are JSON on the error stream.")
+        Literal["debug", "info", "warning"], Option("--log-level", help="Logs are JSON on the error stream.")
     ] = "info",
 ) -> None:
     """Search an index in the browser and over HTTP.

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from typer import Argument, Option
 
 from nearkin.cli import options
-from nearkin.cli._app import COMPARE, announcer, app, label_line, print_table, progress_console
+from nearkin.cli._app import COMPARE, announcer, app, label_line, print_table, progress_console, say
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -23,36 +23,28 @@ if TYPE_CHECKING:
 @app.command(rich_help_panel=COMPARE)
 def compare(
     changes: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes for every row, as training.epochs=5.")
+        list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Changes for every row, as training.epochs=5.")
     ] = None,
     data: options.Data = None,
     rows: Annotated[
         str | None,
-        typer.Option(
-            "--rows",
+        Option(
             help="Rows to train, separated by commas: names that --list shows, or any loss, method or LOSS+METHOD. "
-            "Default: all that --list shows.",
+            "Default: all that --list shows."
         ),
     ] = None,
-    rows_from: Annotated[
-        str | None, typer.Option("--rows-from", help="File of rows and their recipe, or nearkin's: glyphs-ccp, cub, …")
-    ] = None,
-    recipe: Annotated[
-        str | None, typer.Option("--recipe", help="The recipe of all rows. Default: the file's, or one for the data.")
-    ] = None,
-    vary: Annotated[str | None, typer.Option("--vary", help="Rows are values of one key: key=a,b,c.")] = None,
+    rows_from: Annotated[str | None, Option(help="File of rows and recipe, or nearkin's: glyphs-ccp, cub, …")] = None,
+    recipe: Annotated[str | None, Option(help="Recipe of all rows. Default: the file's, or one for the data.")] = None,
+    vary: Annotated[str | None, Option(help="Rows are values of one key: key=a,b,c.")] = None,
     ablate: Annotated[
-        list[str] | None,
-        typer.Option("--ablate", help="A row with this change, key=value; several joined by &. Repeat for more rows."),
+        list[str] | None, Option(help="A row with this change, key=value; several joined by &. Repeat for more rows.")
     ] = None,
-    against: Annotated[
-        str | None, typer.Option("--against", help="The row that others are compared with. Default: the first.")
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row, with different seeds.")] = 3,
+    against: Annotated[str | None, Option(help="The row that others are compared with. Default: the first.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Runs of each row, with different seeds.")] = 3,
     jobs: options.Jobs = 1,
     epochs: options.Epochs = None,
     output: options.RunsFolder = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace runs with another recipe.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace runs with another recipe.")] = False,
     class_folders: options.ClassFolders = None,
     listing: options.ListRows = False,
     format_: options.Format = "table",
@@ -103,19 +95,16 @@ def compare(
         train=False,
     )
     if listing:
-        table = study.listing()
-        print(json.dumps(list(table.records))) if as_json else print_table(table, format_)
-        return
-    _run(study, format_, as_json, verbose, jobs=jobs, overwrite=overwrite)
+        print_table(study.listing(), format_, as_json=as_json)
+    else:
+        _run(study, format_, as_json, verbose, jobs=jobs, overwrite=overwrite)
 
 
 @app.command(rich_help_panel=COMPARE)
 def mlrc(
     arguments: options.RecipeAndChanges = None,
     data: options.Data = None,
-    repeats: Annotated[
-        int, typer.Option("--repeats", min=1, help="Models per fold; two or more give confidence intervals.")
-    ] = 1,
+    repeats: Annotated[int, Option(min=1, help="Models per fold; two or more give confidence intervals.")] = 1,
     jobs: options.Jobs = 1,
     output: options.RunsFolder = None,
     class_folders: options.ClassFolders = None,
@@ -148,7 +137,7 @@ def mlrc(
 def reproduce(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[TABLE] [KEY=VALUE]...",
             help="A table or figure such as ccp/table-6, then changes to every row. Without a table, or with a paper "
             "such as ccp, the tables are listed.",
@@ -156,28 +145,24 @@ def reproduce(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data",
+        Option(
             help="Data sets, separated by commas. Default: all of the table. On others (glyphs, a folder of photos) "
-            "the methods are trained as suits the data, and nothing published is comparable.",
+            "the methods are trained as suits the data, and nothing published is comparable."
         ),
     ] = None,
-    rows: Annotated[str | None, typer.Option("--rows", help="Rows that --list shows, separated by commas.")] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Runs of each row; with MLRC, models per fold.")] = 1,
+    rows: Annotated[str | None, Option(help="Rows that --list shows, separated by commas.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Runs of each row; with MLRC, models per fold.")] = 1,
     jobs: options.Jobs = 1,
-    backbone: Annotated[str | None, typer.Option("--backbone", help="Another backbone than the paper's.")] = None,
+    backbone: Annotated[str | None, Option(help="Another backbone than the paper's.")] = None,
     weights: Annotated[
         str | None,
-        typer.Option(
-            "--weights",
+        Option(
             help="File with the backbone's ImageNet weights; none to start from scratch. Default: "
-            "weights/<backbone>.safetensors or .pth below the data root.",
+            "weights/<backbone>.safetensors or .pth below the data root."
         ),
     ] = None,
     epochs: options.Epochs = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for tables and runs. Default: runs/reproduce/<paper>.")
-    ] = None,
+    output: Annotated[Path | None, options.output("For tables and runs. Default: runs/reproduce/<paper>.")] = None,
     listing: options.ListRows = False,
     format_: options.Format = "table",
     data_root: options.DataRoot = None,
@@ -209,8 +194,7 @@ def reproduce(
     changes = options.changes_from(changes, {"training.epochs": epochs, "training.device": device})
     settings = Settings(backbone, weights, None if data_root is None else str(data_root), tuple(changes))
     if name is None or name in papers():
-        tables = list_tables(name, settings)
-        print(json.dumps(list(tables.records))) if as_json else print_table(tables)
+        print_table(list_tables(name, settings), as_json=as_json)
         return
     if (instead := find_item(name).instead) is not None:
         print(json.dumps({"table": name, "instead": instead}) if as_json else f"{name}: {instead}")
@@ -238,11 +222,11 @@ def _print_rows(rows: Sequence[Row], as_json: bool) -> None:
         return
     for row in rows:
         scores = ", ".join(f"{value.metric} {value.text}" for value in row.published)
-        texts = [f"\n{row.name} on {row.data}: {row.title}" + (f"; published: {scores}" if scores else "")]
-        texts += [f"  {row.command}"] * (row.command is not None)
-        texts += [f"  cannot be run here: {row.problem}"] * (row.problem is not None)
-        for text in texts:
-            Console().print(text, highlight=False, soft_wrap=True, markup=False)
+        say(f"\n{row.name} on {row.data}: {row.title}" + (f"; published: {scores}" if scores else ""))
+        if row.command is not None:
+            say(f"  {row.command}")
+        if row.problem is not None:
+            say(f"  cannot be run here: {row.problem}")
 
 
 def _row_record(row: Row) -> dict[str, Any]:
@@ -257,28 +241,24 @@ def tune(
     *,
     space: Annotated[
         list[str],
-        typer.Option(
-            "--space",
+        Option(
             help="What to vary; repeat for more keys. A range key=low..high or key=low..high:log (logarithmic), values "
-            "key=a,b,c, a YAML file of these, or one of nearkin's: ccp, vcpa, optimiser.",
+            "key=a,b,c, a YAML file of these, or one of nearkin's: ccp, vcpa, optimiser."
         ),
     ],
     data: options.Data = None,
-    trials: Annotated[
-        int | None,
-        typer.Option("--trials", min=1, help="Trials in all, with finished ones. Default: 20; of a grid, all."),
-    ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Models per trial; their mean score counts.")] = 1,
+    trials: Annotated[int | None, Option(min=1, help="Trials in all. Default: 20, or the whole grid.")] = None,
+    seeds: Annotated[int, Option(min=1, help="Models per trial; their mean score counts.")] = 1,
     jobs: options.Jobs = 1,
     sampler: Annotated[
         Literal["tpe", "random", "grid"],
-        typer.Option("--sampler", help="What suggests the next trial; grid: every combination of listed values."),
+        Option("--sampler", help="What suggests the next trial; grid: every combination of listed values."),
     ] = "tpe",
     pruner: Annotated[
         Literal["median", "none"] | None,
-        typer.Option("--pruner", help="median stops trials below the median of others. Default: median; grid: none."),
+        Option("--pruner", help="median stops trials below the median of others. Default: median; grid: none."),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the sampler; models have training.seed.")] = 0,
+    seed: Annotated[int, Option(min=0, help="Of the sampler; models have training.seed.")] = 0,
     epochs: options.Epochs = None,
     output: options.RunsFolder = None,
     class_folders: options.ClassFolders = None,
@@ -306,7 +286,7 @@ def tune(
 
     for text in arguments or []:
         if re.search(r"=[-+]?\d[-+.\de]*\.\.[-+.]?\d", text):
-            raise RecipeError(f"a range belongs behind --space, which is given once for each: --space {text}")
+            raise RecipeError(f"{text} is a range, which goes after --space: --space {text}")
     given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
     recipe = options.recipe_from(arguments, data, {**given, "training.epochs": epochs}, progress_console(verbose))
     settings: dict[str, Any] = {"trials": trials, "seeds": seeds, "sampler": sampler, "pruner": pruner, "seed": seed}
@@ -315,9 +295,8 @@ def tune(
 
 def _run(study: Study | Search, format_: str, as_json: bool, verbose: bool, **training: Any) -> None:
     """Run a study from its plan to its table; the last line says why runs did not finish."""
-    plan = Console(stderr=True)
     for line in study.plan():
-        plan.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(line, stderr=True)
     progress = progress_console(verbose)
     outcomes = study.run(console=progress, announce=announcer(progress, as_json=as_json), **training)
     files = study.write()
@@ -326,9 +305,9 @@ def _run(study: Study | Search, format_: str, as_json: bool, verbose: bool, **tr
     else:
         print_table(study.table(), format_)
         if format_ == "table":
-            lines = [f"Written: {', '.join(map(str, files))}", *(f"Next: {step}" for step in study.next_steps())]
-            for line in lines:
-                Console().print(line, soft_wrap=True, highlight=False, markup=False)
+            say(f"Written: {', '.join(map(str, files))}")
+            for step in study.next_steps():
+                say(f"Next: {step}")
     if (failure := study.failure(outcomes)) is not None:
         message, code = failure
         label_line("error", "bold red", message)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-import typer
 from rich.console import Console
+from typer import Argument, Option
 
 from nearkin.cli import options
 from nearkin.cli._app import ENCODER, announcer, app, print_table, progress_console, say
@@ -19,7 +19,7 @@ from nearkin.errors import RecipeError
 def train(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[RECIPE] [KEY=VALUE]...",
             help="A recipe file or the name of one ('nearkin list recipes'), then changes to it, such as "
             "training.epochs=5. With --resume or --finish, the run's folder.",
@@ -28,18 +28,12 @@ def train(
     data: options.Data = None,
     backbone: Annotated[
         str | None,
-        typer.Option(
-            "--backbone",
-            help="With --data: one of 'nearkin list backbones'. Default: the best whose weights can be had here.",
-        ),
+        Option(help="With --data: one of 'nearkin list backbones'. Default: the best whose weights can be had here."),
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Folder for the run. Default: runs/<data>-<objective>-<hash>.")
-    ] = None,
+    output: Annotated[Path | None, options.output("Run folder. Default: runs/<data>-<objective>-<hash>.")] = None,
     final: Annotated[
         Path | None,
-        typer.Option(
-            "--final",
+        Option(
             metavar="RUN",
             help="Train on all classes, as this finished run up to its selected epoch: the model to use. Default "
             "folder: RUN-final.",
@@ -47,18 +41,16 @@ def train(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option(
+        Option(
             "--resume",
             help="Continue an interrupted run, given by its folder or by the command that began it; or a finished one "
             "for longer, with training.epochs=N.",
         ),
     ] = False,
-    finish: Annotated[
-        bool, typer.Option("--finish", help="End an interrupted run, given by its folder, at its last checkpoint.")
-    ] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a run that the folder holds.")] = False,
+    finish: Annotated[bool, Option("--finish", help="End an interrupted run at its last checkpoint.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace a run that the folder holds.")] = False,
     class_folders: options.ClassFolders = None,
-    figure: Annotated[bool, typer.Option("--figure/--no-figure", help="Draw nearest neighbours at the end.")] = True,
+    figure: Annotated[bool, Option("--figure/--no-figure", help="Draw nearest neighbours at the end.")] = True,
     data_root: options.DataRoot = None,
     device: options.Device = None,
     as_json: options.Json = False,
@@ -82,7 +74,7 @@ def train(
     figure of nearest neighbours; that of a final model also a model card.
     """
     from nearkin.ranks import is_first
-    from nearkin.report import draw_neighbours
+    from nearkin.report.figures.neighbours import draw_neighbours
     from nearkin.report.score_tables import run_table, verdict
     from nearkin.runs.folder import RunFolder, default_folder
     from nearkin.runs.run import final_folder, run, train_final
@@ -90,47 +82,29 @@ def train(
     from nearkin.training.trackers import trackers
 
     progress, drawn = progress_console(verbose), None
-    announce = announcer(progress, as_json=as_json)
     if final is not None:
         if arguments or data is not None or class_folders is not None or backbone is not None:
-            raise RecipeError("--final takes recipe and data from its run: give no recipe, no changes and no --data")
+            raise RecipeError(f"--final takes recipe and data from {final}: leave out other recipes, changes and data")
         if finish:
-            raise RecipeError("--finish ends a run given by its folder: leave out --final")
+            raise RecipeError("--finish ends an interrupted run, --final trains another: give one of them")
         recipe, folder = RunFolder.existing(final).recipe(), RunFolder(output or final_folder(final))
-        with ConsoleObserver(progress) as bar:
-            bar.others += trackers(recipe, folder.path)
-            scores = train_final(
-                final,
-                bar,
-                output=folder.path,
-                resume=resume,
-                overwrite=overwrite,
-                data_root=data_root,
-                device=device,
-                progress=bar.decoding,
-                announce=announce,
-            )
     else:
         if (resume or finish) and arguments and RunFolder(arguments[0]).is_begun:
             begun = RunFolder(arguments[0])
             arguments, output = [str(begun.recipe_file), *arguments[1:]], output or begun.path
         elif finish:
-            raise RecipeError("--finish ends a run given by its folder: nearkin train RUN --finish")
+            raise RecipeError("--finish needs the folder of an interrupted run: nearkin train RUN --finish")
         given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
         recipe = options.recipe_from(arguments, data, given, progress, backbone=backbone)
         folder = RunFolder(output or default_folder(recipe))
-        with ConsoleObserver(progress) as bar:
-            bar.others += trackers(recipe, folder.path)
-            scores = run(
-                recipe,
-                folder,
-                bar,
-                resume=resume,
-                finish=finish,
-                overwrite=overwrite,
-                progress=bar.decoding,
-                announce=announce,
-            )
+    with ConsoleObserver(progress) as bar:
+        bar.others += trackers(recipe, folder.path)
+        how: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "progress": bar.decoding}
+        how["announce"] = announcer(progress, as_json=as_json)
+        if final is not None:
+            scores = train_final(final, bar, output=folder.path, data_root=data_root, device=device, **how)
+        else:
+            scores = run(recipe, folder, bar, finish=finish, **how)
             if figure and is_first():
                 bar.doing("drawing neighbours")
                 drawn = draw_neighbours(folder)
@@ -158,15 +132,13 @@ def train(
 def evaluate(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(
+        Argument(
             metavar="[RUN] [KEY=VALUE]...",
             help="A run folder; or, with --backbone, changes such as data.image_size=160 or encoder.weights=FILE.",
         ),
     ] = None,
-    data: Annotated[
-        str | None, typer.Option("--data", help="A folder, manifest or benchmark instead of the run's test classes.")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option("--backbone", help="Score a backbone without training.")] = None,
+    data: Annotated[str | None, Option(help="Folder, manifest or benchmark instead of the run's test classes.")] = None,
+    backbone: Annotated[str | None, Option(help="Score a backbone without training.")] = None,
     checkpoint: options.Checkpoint = "best",
     flip: options.Flip = None,
     eval_size: options.EvalSize = None,
@@ -186,13 +158,13 @@ def evaluate(
 
     [bold]nearkin evaluate runs/a --with runs/b --flip[/bold]  two runs, concatenated, with mirror images
 
-    The test images are those that were kept for testing when the run began, also if they have moved inside its data
-    folder. Images and classes that were added later are left out; missing ones are counted.
+    A run is scored on the test images of its beginning, even if they have moved inside the data folder. Images and
+    classes that were added since are left out; missing ones are counted.
 
-    Data given with --data that has no test split is scored whole: every image is a query among all the others.
+    Data given with --data and without a test split is scored whole: every image is a query among all the others.
 
-    --flip, --eval-size, --with and --rerank are named below the scores. --rerank uses all test images at once
-    (transductive), so its scores are not comparable with scores without it.
+    The conditions below the scores name --flip, --eval-size, --with and --rerank. --rerank uses all test images at once
+    (transductive), so its scores cannot be compared with scores without it.
     """
     from nearkin.evaluation.reranking import Rerank as Reranking
     from nearkin.report.score_tables import LEGEND, metric_table
@@ -201,46 +173,30 @@ def evaluate(
 
     given = arguments or []
     if backbone is not None and (rerank is not None or also):
-        raise RecipeError("--with and --rerank go with a run, not with --backbone")
+        raise RecipeError("--with and --rerank need a run: nearkin evaluate RUN, without --backbone")
     if backbone is None:
         if len(given) != 1:
-            named = ", ".join(given) or "none"
-            raise RecipeError(f"one run folder is scored at a time, got {named}; a backbone is named with --backbone")
+            raise RecipeError(
+                f"give one run folder, got {', '.join(given) or 'none'}: nearkin evaluate RUN, or for a backbone "
+                f"without training nearkin evaluate --backbone NAME --data FOLDER"
+            )
     elif data is None:
-        raise RecipeError("which images? --backbone is scored on --data FOLDER, a manifest or a benchmark")
+        raise RecipeError(f"no images to score {backbone} on: give --data FOLDER, a manifest or a benchmark")
     elif wrong := [text for text in given if "=" not in text]:
         raise RecipeError(f"give a run folder or --backbone {backbone}, not both: got {', '.join(wrong)}")
     progress = progress_console(verbose)
-    announce = announcer(progress, as_json=as_json)
+    how: dict[str, Any] = {"data_root": data_root, "class_folders": class_folders, "device": device}
+    how["announce"] = announcer(progress, as_json=as_json)
     with ConsoleObserver(progress) as observer:
+        how["progress"] = observer.decoding
         if backbone is None:
-            result = evaluate_run(
-                given[0],
-                data=data,
-                data_root=data_root,
-                class_folders=class_folders,
-                which=checkpoint,
-                device=device,
-                flip=flip,
-                eval_size=eval_size,
-                also=also or (),
-                rerank=None if rerank is None else Reranking(k1=rerank),
-                progress=observer.decoding,
-                announce=announce,
-            )
+            how |= {"flip": flip, "eval_size": eval_size, "also": also or ()}
+            reranking = None if rerank is None else Reranking(k1=rerank)
+            result = evaluate_run(given[0], data=data, which=checkpoint, rerank=reranking, **how)
             what = f"{checkpoint} checkpoint of {given[0]}"
         else:
-            result = evaluate_backbone(
-                backbone,
-                str(data),
-                overrides=options.changes_from(given, {"protocol.flip": flip, "protocol.eval_size": eval_size}),
-                data_root=data_root,
-                class_folders=class_folders,
-                device=device,
-                progress=observer.decoding,
-                watch=observer.on_scoring,
-                announce=announce,
-            )
+            changes = options.changes_from(given, {"protocol.flip": flip, "protocol.eval_size": eval_size})
+            result = evaluate_backbone(backbone, str(data), overrides=changes, watch=observer.on_scoring, **how)
             what = f"{backbone} without training and without a head; weights: {result.weights}"
     if as_json:
         print(json.dumps(dict(result)))
@@ -255,8 +211,8 @@ def evaluate(
 @app.command(rich_help_panel=ENCODER)
 def embed(
     run: options.OneRun,
-    sources: Annotated[list[Path], typer.Argument(metavar="IMAGES...", help="Image files, folders or manifests.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .npz or .csv.")],
+    sources: Annotated[list[Path], Argument(metavar="IMAGES...", help="Image files, folders or manifests.")],
+    output: Annotated[Path, options.output("File to write: .npz or .csv.")],
     checkpoint: options.Checkpoint = "best",
     flip: options.Flip = None,
     eval_size: options.EvalSize = None,
@@ -298,14 +254,10 @@ def export(
     run: options.OneRun,
     format_: Annotated[
         Literal["onnx", "safetensors"],
-        typer.Option("--format", help="onnx runs without torch; safetensors is weights, for nearkin to load."),
+        Option("--format", help="onnx runs without torch; safetensors is weights, for nearkin to load."),
     ] = "onnx",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write. Default: RUN.onnx or RUN.safetensors here.")
-    ] = None,
-    images: Annotated[
-        Path | None, typer.Option("--images", help="Image or folder to check the file on. Default: some of the run's.")
-    ] = None,
+    output: Annotated[Path | None, options.output("File to write. Default: RUN.onnx or RUN.safetensors here.")] = None,
+    images: Annotated[Path | None, Option(help="Image or folder to check it on. Default: some of the run's.")] = None,
     checkpoint: options.Checkpoint = "best",
     data_root: options.DataRoot = None,
     as_json: options.Json = False,

@@ -1,36 +1,46 @@
-"""Bringing benchmarks to this machine: their published archives, unpacked to where recipes find them.
+"""Bringing benchmarks to this machine: their archives are downloaded, and unpacked to where recipes find them.
 
-An archive is unpacked into a hidden folder, and moved to its place when it has been read to the end. Archives come from
-strangers: a name that leads out of that folder is refused, and links and devices are not made.
+An archive is unpacked into a hidden folder, which is moved into place once the archive has been read to its end.
+Archives come from strangers: a name that leads out of that folder is refused, and links and devices are not created.
 """
 
 from __future__ import annotations
 
 import gzip
+import hashlib
+import http.client
 import lzma
 import os
 import shutil
 import tarfile
+import time
+import urllib.error
+import urllib.request
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PureWindowsPath
 from typing import IO
 
 from nearkin.data.benchmarks import Benchmark, benchmarks
-from nearkin.data.download import BLOCK, Progress, download
 from nearkin.data.folder import suggest_path
-from nearkin.disk import sole_writer_of, writing
+from nearkin.disk import REFUSED, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
 
 WORKSPACE = ".unpacking"
 DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
 
+Progress = Callable[[int, int], None]  # bytes done, and their total or 0 where that is unknown
+BLOCK = 1 << 20
+ATTEMPTS = 5
+PAUSE = 1.0
+"""Seconds before the second attempt at a download, twice as many before each further one."""
+
 
 def obtain(root: Path, names: Sequence[str], archives: Sequence[Path], progress: Progress) -> list[str]:
-    """Download the named benchmarks and unpack ``archives`` below ``root``; returns what there is then, in words.
+    """Download the named benchmarks and unpack ``archives`` below ``root``.
 
-    A benchmark that has all its key files is read, so that its images and classes are counted.
+    A benchmark that is complete is read once. Returns a line for each, with the number of its images and classes.
     """
     known = {name: benchmark for name, benchmark in benchmarks().items() if benchmark.address}
     for name in names:
@@ -60,7 +70,7 @@ def obtain(root: Path, names: Sequence[str], archives: Sequence[Path], progress:
 
 
 def _unpack(archive: Path, root: Path, progress: Progress) -> Benchmark:
-    """Put the files of an archive where its benchmark is found, and return that."""
+    """Put the files of an archive where its benchmark is found, and return the benchmark."""
     staged = root / WORKSPACE / "files"
     shutil.rmtree(staged, ignore_errors=True)  # of a process that was killed
     try:
@@ -78,11 +88,11 @@ def _unpack(archive: Path, root: Path, progress: Progress) -> Benchmark:
 
 
 def _extract(archive: Path, folder: Path, progress: Progress) -> Benchmark:
-    """Write the files of the benchmark that the archive is of; what lies beside them is left out."""
+    """Write the benchmark's files into ``folder``; other files in the archive are left out."""
     owner, candidates = None, list(benchmarks().values())
     try:
         for name, content in _files(archive, progress):
-            path = PureWindowsPath(name)  # for which both kinds of slashes divide
+            path = PureWindowsPath(name)  # understands both kinds of slashes
             if path.anchor or ".." in path.parts or "\0" in name:
                 raise DataError(f"{str(archive)!r} is not unpacked: {name!r} would be written outside its folder")
             owner = owner or next((benchmark for benchmark in candidates if _place(benchmark, path)), None)
@@ -101,7 +111,7 @@ def _extract(archive: Path, folder: Path, progress: Progress) -> Benchmark:
 
 
 def _place(benchmark: Benchmark, path: PureWindowsPath) -> tuple[str, ...]:
-    """Where in the benchmark's folder a file of its archive belongs; empty for a file that is not of it."""
+    """Where a file of the archive belongs in the benchmark's folder; empty for a file that is not part of it."""
     top, *below = path.parts or ("",)
     if below and top.casefold() in (folder.casefold() for folder in benchmark.folders):
         return tuple(below)
@@ -132,3 +142,58 @@ def _files(archive: Path, progress: Progress) -> Iterator[tuple[str, IO[bytes]]]
                         yield entry.name, extracted
                 while opened.read(BLOCK):  # to the end, where gzip has its checksum
                     pass
+
+
+def download(address: str, md5: str, file: Path, progress: Progress) -> None:
+    """Download ``address`` to ``file`` and compare the checksum.
+
+    An interrupted download continues after what is in ``file`` already, or begins again where the server sends only
+    whole files.
+    """
+    for _ in range(2 if file.exists() else 1):  # what an earlier process left may be of another file
+        _receive(address, file, progress)
+        with open(file, "rb") as content:
+            found = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+        if found == md5:
+            return
+        file.unlink()
+    raise DataError(
+        f"{address} is not the file that was published: its MD5 checksum is {found}, not {md5}. Try again later, or "
+        f"get the file by other means and give it to: nearkin datasets --unpack FILE"
+    )
+
+
+def _receive(address: str, file: Path, progress: Progress) -> None:
+    """Append what ``file`` still lacks, in several attempts if need be."""
+    failure: Exception | None = None
+    for attempt in range(ATTEMPTS):
+        time.sleep(PAUSE * 2 ** (attempt - 1) if attempt else 0)
+        start = file.stat().st_size if file.exists() else 0
+        headers = {"User-Agent": "nearkin"} | ({"Range": f"bytes={start}-"} if start else {})
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=60) as answer:
+                start = start if answer.status == 206 else 0  # else the server sends the whole file
+                length = answer.headers.get("Content-Length")
+                total = start + int(length) if length else 0
+                with open(file, "ab" if start else "wb") as output:
+                    while block := answer.read1(BLOCK):
+                        output.write(block)
+                        progress(output.tell(), total)
+                    if output.tell() >= total:
+                        return
+                    failure = ConnectionError(f"the connection ended after {output.tell():,} of {total:,} bytes")
+        except urllib.error.HTTPError as error:
+            if error.code == 416 and start:  # the whole file has arrived already
+                return
+            failure = error
+            if error.code < 500:  # another attempt would get the same answer
+                break
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in REFUSED:  # by the disk
+                raise
+            failure = error
+    arrived = file.stat().st_size / 1e6 if file.exists() else 0.0
+    raise DataError(
+        f"cannot download {address}: {failure}. {arrived:,.1f} MB have arrived; the same command continues from there. "
+        f"Without a connection, bring the file and give it to: nearkin datasets --unpack FILE"
+    ) from failure

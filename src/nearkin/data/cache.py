@@ -2,7 +2,7 @@
 
 A cache folder holds ``files.json``, which remembers the digest of each file by its path, size and time of change, and
 one folder of packs for each decoding size. A pack is an immutable safetensors file with the pixels of many images,
-each named by the digest of its file. A killed process leaves no half pack.
+each named by the digest of its file. A killed process leaves no incomplete pack.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PACK_BYTES = 64 << 20
 """A killed run loses at most this much decoded work."""
 DECODED, GLYPHS = "decoded", "glyphs"
 
-# Part of the name of a pack's folder: raise it whenever decoding or shrinking gives other pixels than before.
+# Part of the name of a pack's folder: raise it whenever decoding or shrinking changes pixels.
 _PIXELS_VERSION = 1
 
 _ADVICE = (
@@ -59,7 +59,7 @@ class Images(Protocol):
 
 @dataclass(frozen=True)
 class OpenedImages:
-    """A table without its unreadable rows, and ``images[row]``, uint8 ``[H, W, 3]``, for each row that is left."""
+    """A table without its unreadable rows, and ``images[row]``, uint8 ``[H, W, 3]``, for each of its rows."""
 
     table: ImageTable
     images: Images
@@ -69,7 +69,7 @@ class OpenedImages:
 
 
 def cache_root() -> Path:
-    """The folder for what is decoded or rendered once: ``NEARKIN_CACHE``, else the user's cache folder."""
+    """The folder for decoded and rendered images: ``NEARKIN_CACHE``, else the user's cache folder."""
     if chosen := os.environ.get("NEARKIN_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -87,14 +87,14 @@ def open_images(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> OpenedImages:
-    """Decode what has not been decoded before, leave out what cannot be, and give access to the pixels.
+    """Decode the images that are not in the cache yet, leave out unreadable ones, and give access to the pixels.
 
     With ``cache_dir`` the images, shrunk to ``shorter_side``, are kept there and memory-mapped: a second opening
-    decodes nothing, also after files were moved or renamed. Without it they are held in memory up to ``memory_budget``
-    bytes, and those beyond are decoded whenever they are asked for.
+    decodes nothing, even after files were moved or renamed. Without it they are held in memory up to ``memory_budget``
+    bytes, and the rest are decoded whenever they are needed.
 
     Rows whose file cannot be read are left out if they are fewer than the share ``tolerance`` of the table; otherwise
-    :class:`~nearkin.errors.DataError` lists them. ``progress(done, total)`` is called for each file that must be read.
+    :class:`~nearkin.errors.DataError` lists them. ``progress(done, total)`` is called for each file that is read.
 
     >>> table = ImageTable.build("toy", np.zeros((2, 8, 8), np.uint8), ["cat", "dog"], splits=["train", "train"])
     >>> open_images(table, cache_dir=None).images[1].shape
@@ -129,7 +129,7 @@ def open_images(
 
 
 class ArrayImages:
-    """The images of a table that is in memory; greyscale is shown as three equal channels without a copy."""
+    """The images of a table in memory; greyscale is shown as three equal channels without a copy."""
 
     def __init__(self, pixels: NDArray[np.uint8]) -> None:
         if pixels.dtype != np.uint8 or pixels.ndim not in (3, 4) or (pixels.ndim == 4 and pixels.shape[3] != 3):
@@ -161,7 +161,7 @@ class SelectedImages:
 
 @dataclass(frozen=True, eq=False)
 class MemoryImages:
-    """Decoded images, and paths of those for which there was no memory, which are decoded when asked for."""
+    """Decoded images, and the paths of those that did not fit in memory, which are decoded at every access."""
 
     images: Sequence[NDArray[np.uint8] | Path]
     shorter_side: int
@@ -176,7 +176,7 @@ class MemoryImages:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads, hashes and decodes files in threads, and keeps the digest of each, or the error."""
+    """Reads, hashes and decodes files in threads, and keeps the digest or the error of each."""
 
     shorter_side: int
     workers: int
@@ -185,7 +185,7 @@ class _Reader:
     unreadable: dict[Path, UnreadableImageError] = field(default_factory=dict)
 
     def read(self, files: Sequence[Path], known: set[str]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """Digest and pixels of every content that is not ``known`` yet, to which it is added."""
+        """Digest and pixels of every file whose content is not ``known`` yet; adds its digest to ``known``."""
 
         def read_one(path: Path) -> tuple[str, NDArray[np.uint8] | None] | UnreadableImageError:
             try:
@@ -205,7 +205,7 @@ class _Reader:
             else:
                 digest, image = result
                 self.digests[path] = digest
-                # Of two files with the same content both may have been decoded before the first was known.
+                # Two files with the same content may both have been decoded before either was known.
                 if image is not None and digest not in known:
                     known.add(digest)
                     yield digest, image
@@ -214,7 +214,7 @@ class _Reader:
 
 
 def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, PackEntry]:
-    """Put the files that are in no pack yet into new ones; returns every entry by digest."""
+    """Write the files that are in no pack yet into new packs; returns all entries by digest."""
     folder = cache_dir / f"pixels{_PIXELS_VERSION}-side{reader.shorter_side}"
 
     def look_up() -> tuple[dict[str, PackEntry], list[Path]]:
@@ -226,13 +226,13 @@ def _pack(files: Sequence[Path], reader: _Reader, cache_dir: Path) -> dict[str, 
     entries, missing = look_up()
     if not missing:
         return entries
-    # Runs that start together decode each image once between them.
+    # Of several runs that start together only one decodes.
     with writer_lock(cache_dir) as is_locked:
         if is_locked:  # otherwise another machine may be writing them
             remove_leftovers(cache_dir)
             remove_leftovers(folder)
         entries, missing = look_up()
-        # Before reading, so that a change during it is noticed the next time.
+        # Taken before reading, so that a change while reading is noticed the next time.
         states = {path: file_state(path) for path in missing}
         try:
             write_packs(folder, reader.read(missing, set(entries)))
@@ -301,9 +301,9 @@ class FileDigests:
 
 @contextlib.contextmanager
 def writer_lock(cache_dir: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Held by the one process that writes to a cache folder or clears it; without ``wait`` it must be free.
+    """A lock for the one process that fills or clears a cache folder; without ``wait`` a busy one is an error.
 
-    The value is False on a file system that has no locks, where packs are safe too.
+    The value is False on a file system without locks, where packs are safe all the same.
     """
     lock = filelock.FileLock(cache_dir / "writer.lock", timeout=-1 if wait else 0)
     try:
@@ -333,7 +333,7 @@ class PackEntry(NamedTuple):
 class PackedImages:
     """Rows of a table, each a read-only view ``[H, W, 3]`` into a memory-mapped pack.
 
-    Pickling carries the entries, not the pixels: the receiver maps the same files.
+    A pickle holds the entries, not the pixels; it maps the same files again.
     """
 
     def __init__(self, entries: Sequence[PackEntry]) -> None:
@@ -388,13 +388,13 @@ def write_packs(folder: Path, images: Iterable[tuple[str, NDArray[np.uint8]]]) -
             size += image.nbytes
             if size >= PACK_BYTES:
                 write()
-    finally:  # also after Ctrl-C, which should not cost what is decoded already
+    finally:  # also after Ctrl-C, to keep what is decoded already
         if pending:
             write()
 
 
 def read_packs(folder: Path) -> dict[str, PackEntry]:
-    """Every image in the packs of ``folder``, by the digest of its file; packs that a disk has damaged are skipped."""
+    """Every image in the packs of ``folder``, by the digest of its file; damaged packs are skipped."""
     entries: dict[str, PackEntry] = {}
     for pack in sorted(folder.glob("*.safetensors")):
         with contextlib.suppress(OSError, ValueError), open(pack, "rb") as file:
@@ -408,7 +408,7 @@ def read_packs(folder: Path) -> dict[str, PackEntry]:
 
 
 def threaded_map(function: Callable[[T], R], items: Iterable[T], workers: int) -> Iterator[R]:
-    """``map`` over a pool of threads that runs only a few items ahead, so that few results wait in memory."""
+    """``map`` over a pool of threads that works only a few items ahead, so that few results wait in memory."""
     pending: deque[Future[R]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="nearkin-images") as pool:
         try:
@@ -430,20 +430,20 @@ def usable_cores() -> int:
 
 
 def cached_files(root: Path) -> dict[Path, int]:
-    """The files that nearkin keeps below a cache folder, and their bytes; other files there do not count."""
+    """The files that nearkin keeps in a cache folder, and their sizes in bytes; other files there are ignored."""
     names = ("pixels[0-9]*-side[0-9]*/*", "files.json", ".files.json.*.tmp", "writer.lock")
     sizes = {}
     for pattern in (*(f"{DECODED}/{name}" for name in names), f"{GLYPHS}/glyphs-*.npz"):
         for file in sorted(root.glob(pattern)):
-            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed meanwhile
+            with contextlib.suppress(FileNotFoundError):  # a temporary file that was renamed in the meantime
                 sizes[file] = file.stat().st_size
     return sizes
 
 
 def clear_cache(root: Path) -> None:
-    """Remove the :func:`cached_files`, and nothing else; an error while another process writes to the cache.
+    """Remove the :func:`cached_files` and nothing else; it is an error while another process writes to the cache.
 
-    Runs that read the cache keep what they have opened.
+    Runs that have opened images keep them.
     """
     if not cached_files(root):
         return

@@ -1,6 +1,6 @@
 """A process that makes training crops: jobs come in through standard input, pixels go out through shared memory.
 
-It imports little, so that it is there soon, and ends with its input.
+It imports little, so that it starts quickly, and ends when its input ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nearkin.data.transforms import ImageRandom, Transform
 
 @dataclass(frozen=True)
 class Setup:
-    """What is the same for all jobs; ``file`` is shared, and holds pixels of ``shape`` ``[slots, batch, H, W, 3]``."""
+    """What all jobs share; ``file`` is the shared memory for pixels of ``shape`` ``[slots, batch, H, W, 3]``."""
 
     images: Images
     transform: Transform
@@ -33,7 +33,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Job:
-    """``rows`` at ``first`` and after it in batch ``number``; their pixels go into ``slot``, from ``begin`` on."""
+    """``rows`` of batch ``number`` from position ``first`` on; their pixels go into ``slot``, from ``begin`` on."""
 
     number: int
     first: int
@@ -43,10 +43,10 @@ class Job:
 
 
 def main() -> None:
-    """Answer every job with None, or with the error that it ended in."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loop handles it, and closes the input
+    """Answer every job with None, or with the error that it raised."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the training loop handles it, and closes the input
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # what a library prints is not an answer
+    sys.stdout = sys.stderr  # so that what a library prints is not taken for an answer
     try:
         setup: bytes = pickle.load(jobs)
         while True:
@@ -67,10 +67,7 @@ def _answer(setup: bytes, job: Job) -> bytes:
             rng = random.at(job.number, job.first + index)
             pixels[job.slot, job.begin + index] = shared.transform.train(shared.images[row], rng)
     except Exception as error:
-        try:
-            return pickle.dumps(error.with_traceback(None))
-        except Exception:  # an error that cannot be pickled is sent as text
-            return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+        return pickle.dumps(error.with_traceback(None))
     return pickle.dumps(None)
 
 

@@ -1,8 +1,8 @@
-"""Decoded images on the device that trains, and crops made there as Pillow's bilinear ``resize`` with a ``box`` does.
+"""Decoded images on the training device, and crops made there just as Pillow's bilinear ``resize`` with a ``box`` does.
 
 A pixel of a crop is a mean of the source pixels under a triangle as wide as the reduction. Columns are scaled first and
-rows second, with weights of 22 bits, and each result is rounded to eight bits. Pillow adds up the same integers. Only
-version 13 begins with the rows of tall images, which makes a difference of one level, two at most.
+rows second, with weights of 22 bits, and each result is rounded to eight bits. Pillow adds up the same integers, except
+that version 13 begins with the rows of tall images: the result then differs by one level, two at most.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nearkin.data.cache import Images, threaded_map
 from nearkin.data.transforms import Box, Hole, Transform
 from nearkin.errors import load_kernels
 
-_PIECE = 64 << 20  # bytes that are put together and copied at a time
+_PIECE = 64 << 20  # bytes that are concatenated and copied at a time
 
 
 def shapes_of(images: Images) -> NDArray[np.int64]:
@@ -29,7 +29,7 @@ def shapes_of(images: Images) -> NDArray[np.int64]:
 
 
 def erased(crops: Tensor, holes: Sequence[Hole | None], fill: tuple[int, int, int]) -> Tensor:
-    """Crops ``[B, size, size, 3]`` with ``holes`` of one colour, made where the crops are."""
+    """Crops ``[B, size, size, 3]`` with ``holes`` filled with one colour, on the crops' device."""
     if not any(holes):
         return crops
     # One copy to the device: boxes and the colour.
@@ -42,7 +42,7 @@ def erased(crops: Tensor, holes: Sequence[Hole | None], fill: tuple[int, int, in
 
 
 class DeviceImages:
-    """Images of different shapes, one after another in one tensor on ``device``.
+    """Images of different shapes, concatenated in one tensor on ``device``.
 
     >>> images = DeviceImages(np.full((3, 8, 9, 3), 7, np.uint8), torch.device("cpu"))
     >>> images.crops(np.array([2, 0]), [(0, 0, 9, 8), (1, 1, 5, 5)], [False, True], 4).shape
@@ -124,7 +124,7 @@ def resample(
 
 
 def _taps(axes: Tensor, size: int, most: int) -> tuple[Tensor, Tensor]:
-    """For each pixel of the result the source pixels that count, and their weights: int32 ``[axes, size, most]``.
+    """The source pixels that each pixel of the result averages, and their weights: int32 ``[axes, size, most]``.
 
     ``axes`` holds the side of the image, the beginning of the box, the scale and whether to mirror. This is Pillow's
     ``precompute_coeffs``, in double precision.
@@ -154,7 +154,7 @@ def _weighted_means(
     column_weights: Tensor,
     row_weights: Tensor,
 ) -> Tensor:
-    """The two passes. A row of the result needs few rows of the source, and only these are scaled for it."""
+    """The two passes. For each row of the result only the few source rows that it needs are scaled."""
     batch, size, most = columns.shape
     half = torch.tensor(1 << (BITS - 1), dtype=torch.int32, device=pixels.device)
     total = half.expand(batch, size, size, 3).clone()

@@ -15,7 +15,7 @@ from nearkin.data.cache import Images
 
 MIN_CORRELATION = 0.97
 MAX_IMAGES = 100_000
-"""Larger sets are not searched: comparing all images with all would take minutes."""
+"""Larger sets are not searched: comparing every image with every other would take minutes."""
 MAX_PAIRS = 500_000
 """The search ends once it has found this many pairs."""
 
@@ -27,8 +27,8 @@ _SEVERAL = -1
 def find_duplicates(images: Images, parts: NDArray[np.int64]) -> tuple[list[list[int]], bool]:
     """Rows that show the same picture: identical thumbnails anywhere, similar ones only across different ``parts``.
 
-    ``parts`` numbers what a picture should not occur in twice, such as classes; within one, photos of a burst look
-    nearly the same. Grouping is transitive. Returns the groups, each ascending, and whether the search went to its end.
+    ``parts`` numbers what a picture should not be shared by, such as classes; photos of a burst within one may look
+    nearly the same. Grouping is transitive. Returns the groups, each ascending, and whether the search was complete.
 
     >>> pixels = np.random.default_rng(0).integers(0, 256, (4, 40, 40, 3), dtype=np.uint8)
     >>> pixels[3] = pixels[0] // 2
@@ -49,16 +49,16 @@ def find_duplicates(images: Images, parts: NDArray[np.int64]) -> tuple[list[list
     # The correlation of two thumbnails is the product of these; that of a flat one with any other is 0.
     vectors = different - different.mean(axis=1, keepdims=True, dtype=np.float32)
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
-    pairs = []
+    pairs, complete = [np.empty((2, 0), dtype=np.int64)], True
     for start in range(0, len(vectors), _BLOCK):
         block = slice(start, start + _BLOCK)
         apart = (part[block, None] != part[None, start:]) | (part[block, None] == _SEVERAL)
         one, other = np.nonzero(apart & (vectors[block] @ vectors[start:].T >= MIN_CORRELATION))
         pairs.append(start + np.stack([one, other])[:, one < other])
         if sum(part.shape[1] for part in pairs) > MAX_PAIRS:
+            complete = start + _BLOCK >= len(vectors)
             break
-    complete = not pairs or len(pairs) == -(-len(vectors) // _BLOCK)
-    one, other = np.concatenate(pairs, axis=1) if pairs else np.empty((2, 0), dtype=np.int64)
+    one, other = np.concatenate(pairs, axis=1)
     graph = coo_array((np.ones(len(one)), (one, other)), shape=(len(vectors), len(vectors)))
     group_of = connected_components(graph, directed=False)[1][copy_of]
     order = np.argsort(group_of, kind="stable")

@@ -31,16 +31,16 @@ ClassFolders = Literal["deepest", "top"]
 def read_folder(root: str | Path, *, class_folders: ClassFolders | None = None, warn: bool = True) -> ImageTable:
     """Read a folder that has one subfolder per class, named after it.
 
-    Everything is in the split ``train`` (a protocol divides it later), unless the top folders are called ``train``,
+    Every image is in the split ``train`` (a protocol divides it later), unless the top folders are called ``train``,
     ``test``, ``validation`` (``val``, ``valid``), ``query`` or ``gallery`` and hold the class folders. Hidden files
-    are ignored. Files that are no images, and images in no class folder, are counted in the table's ``left_out``.
-    An image's id is its path below ``root``.
+    are ignored. Other files that are not images, and images in no class folder, are counted in the table's
+    ``left_out``. An image's id is its path below ``root``.
 
     Args:
         root: the folder.
-        class_folders: which folders are the classes where a class folder holds folders of images. ``deepest``: every
-            folder that images lie in, named by its path below the root or split (``Fruit/Apple``). ``top``: the
-            folders at the top, with everything below them. None: there must be no such folders.
+        class_folders: which folders are the classes where class folders hold folders of images. ``deepest``: every
+            folder with images, named by its path below the root or split (``Fruit/Apple``). ``top``: the folders at
+            the top, with everything below them. None: such nested folders are an error.
         warn: whether to warn of photos that are left out; not needed where ``left_out`` is reported.
 
     Example:
@@ -90,14 +90,14 @@ def read_folder(root: str | Path, *, class_folders: ClassFolders | None = None, 
 
 
 def list_images(root: str | Path) -> list[Path]:
-    """Every image at any depth below ``root``, in natural order, hidden files left out."""
+    """Every image at any depth below ``root``, in natural order, without hidden files."""
     return [Path(image) for image in folder_images(root).images]
 
 
 def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None) -> ImageTable:
-    """Every image at any depth below ``root`` whatever the layout, labelled by its folder or, in none, by ``""``.
+    """Every image at any depth below ``root``, labelled by its folder; images directly in ``root`` are labelled ``""``.
 
-    The label is the folder's path below the root or split, with ``class_folders="top"`` only the first part of it.
+    The label is the folder's path below the root or split, with ``class_folders="top"`` only its first part.
     """
     tree = _scan(root)
     try:
@@ -113,7 +113,7 @@ def folder_images(root: str | Path, *, class_folders: ClassFolders | None = None
 
 
 def check_is_list(path: Path) -> None:
-    """Refuse a file that can be no list of images, with what to give instead."""
+    """Refuse a file that cannot be a list of images; the error says what to give instead."""
     ending = path.suffix.lower()
     if ending in _SPREADSHEETS:
         raise DataError(f"{str(path)!r} is a spreadsheet: save it as 'CSV UTF-8', and give that file")
@@ -125,7 +125,7 @@ def check_is_list(path: Path) -> None:
 
 
 def suggest_path(missing: Path) -> str:
-    """A clause on the paths that were probably meant, by the first part of it that does not exist."""
+    """A clause with existing paths similar to ``missing``, by the first part of it that does not exist."""
     below: list[str] = []
     while not missing.parent.exists():
         below.insert(0, missing.name)
@@ -157,7 +157,7 @@ class _Tree:
 
     @property
     def tops(self) -> list[str]:
-        """The folders at the top with images at any depth."""
+        """The top folders that have images at any depth."""
         return list(dict.fromkeys(path[0] for path in self.images if path))
 
     def rows(self, path: FolderPath) -> Iterator[tuple[str, Path]]:
@@ -167,7 +167,7 @@ class _Tree:
 
 
 def _scan(root: str | Path) -> _Tree:
-    """The images below a folder; an error says what is there instead, or what was probably meant."""
+    """The images below a folder; where there are none, an error says what is there instead."""
     root = Path(root).expanduser()
     if not root.exists():
         raise DataError(f"there is no folder {str(root)!r}{suggest_path(root)}")
@@ -179,7 +179,7 @@ def _scan(root: str | Path) -> _Tree:
     extensions = image_extensions()
 
     def scan(path: FolderPath, above: frozenset[tuple[int, int]]) -> None:
-        """``above`` are the folders that it lies in, against links that go in circles."""
+        """``above`` are the folders around it, to stop at links that go in circles."""
         folder = root.joinpath(*path)
         inner, names = [], []
         try:
@@ -212,18 +212,18 @@ def _scan(root: str | Path) -> _Tree:
     ]
     left_out.sort(key=lambda files: (-files.count, files.what))
     if not images:
-        there = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in left_out[:3])
-        raise DataError(f"{str(root)!r} holds no images ({there or 'and no other files'}). Images are {_FORMATS}.")
+        others = "; ".join(f"{files.count:,} {files.what}, {files.reason}" for files in left_out[:3])
+        raise DataError(f"{str(root)!r} holds no images ({others or 'and no other files'}). Images are {_FORMATS}.")
     return _Tree(root, images, tuple(left_out))
 
 
 def _label(path: FolderPath, class_folders: ClassFolders | None) -> str:
-    """The class of the images in a folder: its path below the root or split, or the first part of it."""
+    """The class of a folder's images: the folder's path below the root or split, or the first part of it."""
     return "/".join(class_name(part) for part in (path[:1] if class_folders == "top" else path))
 
 
 def _check_flat(tree: _Tree, class_paths: list[FolderPath], level: int) -> None:
-    """Refuse folders of images inside class folders: only the user can say whether they are classes."""
+    """Refuse folders of images inside class folders, as only the user can say whether they are classes."""
     nested = [path for path in class_paths if len(path) > level + 1]
     if not nested:
         return
@@ -281,14 +281,14 @@ def natural_key(text: str) -> tuple[tuple[Any, ...], str]:
     ['img1', 'Img2', 'img10']
     """
     parts = re.split("([0-9]+)", _composed(text).casefold())
-    # A number without its leading zeros is larger when it is longer, so it need not become an int, which may overflow.
+    # Without leading zeros a longer number is larger, so none must become an int, whose length Python limits.
     numbers = [part.lstrip("0") for part in parts[1::2]]
     pairs = zip(numbers, parts[2::2], strict=True)
     return (parts[0], *((len(number), number, word) for number, word in pairs)), text
 
 
 def printable(name: str) -> str:
-    """A file name that can be written as UTF-8, though names in an older encoding reach Python with surrogates.
+    """A file name that can be written as UTF-8; names in an older encoding reach Python with surrogates.
 
     >>> printable(b"K\\xe4se".decode("utf-8", "surrogateescape"))
     'Käse'
@@ -306,7 +306,7 @@ def class_name(name: str) -> str:
 
 
 def some_of(names: Sequence[str], *, most: int = 10) -> str:
-    """The first names, one to an indented line, and how many more there are.
+    """The first names, each on an indented line, and how many more there are.
 
     >>> print(some_of(["a.jpg", "b.jpg", "c.jpg"], most=2))
       a.jpg
@@ -320,15 +320,15 @@ def some_of(names: Sequence[str], *, most: int = 10) -> str:
 def existing_images(
     base: Path, names: Sequence[str], *, listed_in: str, lines: Sequence[int] | None = None
 ) -> list[Path]:
-    """The images' paths below ``base``, or an error that says how many are missing and names the first ten.
+    """The images' paths below ``base``; if some are missing, an error says how many and names the first ten.
 
-    A name matches whichever way its accents are composed. Every folder is read once, as asking for a hundred thousand
-    files one by one takes minutes on a network file system.
+    A name matches however its accents are composed. Every folder is listed once, as looking up a hundred thousand files
+    one by one takes minutes on a network file system.
     """
 
     @functools.cache
     def entries_of(folder: str) -> dict[str, os.DirEntry[str]]:
-        """What a folder holds, by its spelling and by the composed one."""
+        """The entries of a folder, by their name and by its composed spelling."""
         try:
             with os.scandir(folder) as entries:
                 exact = {entry.name: entry for entry in entries}
@@ -338,22 +338,23 @@ def existing_images(
             raise DataError(f"cannot read the folder {folder!r}: {error.strerror or error}") from error
         return {_composed(name): entry for name, entry in exact.items()} | exact
 
+    def entry_of(path: str) -> os.DirEntry[str] | None:
+        folder, name = os.path.split(path)
+        entries = entries_of(spelled(folder))
+        return entries.get(name) or entries.get(_composed(name))
+
     @functools.cache
     def spelled(folder: str) -> str:
-        """A folder as the disk spells it, as far as it exists."""
-        above, name = os.path.split(folder)
-        if above == folder or os.path.isdir(folder):
+        """A folder's path as the disk spells it."""
+        if os.path.isdir(folder) or os.path.dirname(folder) == folder:
             return folder
-        entry = entries_of(spelled(above)).get(_composed(name))
-        return os.path.join(spelled(above), name if entry is None else entry.name)
+        entry = entry_of(folder)
+        return folder if entry is None else entry.path
 
     def find(path: str) -> str | None:
-        folder, name = os.path.split(path)
-        folder = spelled(folder)
-        entry = entries_of(folder).get(name) or entries_of(folder).get(_composed(name))
-        if entry is not None:
-            return None if entry.is_dir() else os.path.join(folder, entry.name)
-        # On a file system that ignores case, a file may be there under a spelling that the listing does not show.
+        if entry := entry_of(path):
+            return None if entry.is_dir() else entry.path
+        # A file system that ignores case may have the file under a spelling that the listing does not show.
         return path if os.path.isfile(path) else None
 
     paths = [find(os.path.join(base, name)) if "\0" not in name else None for name in names]

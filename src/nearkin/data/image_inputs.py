@@ -36,10 +36,10 @@ _CHANNELS = (1, 3, 4)
 
 
 class ImageInputs:
-    """One image or many, each decoded when it is asked for, in the order given.
+    """One image or many in the order given, each decoded when it is accessed.
 
-    Whatever form an image comes in, it is treated as :func:`~nearkin.data.images.decode` treats a file. One with a
-    side below ``least_side`` is an error.
+    In whatever form an image comes, it is treated as :func:`~nearkin.data.images.decode` treats a file. One with a side
+    below ``least_side`` is an error.
 
     >>> images = ImageInputs([np.zeros((4, 6), np.uint8), Image.new("CMYK", (6, 4))], shorter_side=256)
     >>> len(images), images[0].shape, images[1].shape
@@ -68,7 +68,7 @@ class ImageInputs:
             pixels = decode_bytes(item, path=name, shorter_side=self._shorter_side)
         elif isinstance(item, Image.Image):
             path = Path(getattr(item, "filename", "") or name)
-            # The same image may be in the list twice, and Pillow's images are not made to be read by two threads.
+            # The same image may be in the list twice, and a Pillow image must not be read by two threads.
             with self._lock:
                 pixels = decode_pillow(item, path=path, shorter_side=self._shorter_side)
         else:
@@ -80,12 +80,12 @@ class ImageInputs:
 
 
 def too_small(width: int, height: int, least_side: int) -> str:
-    """Why an image is refused, and what to give instead."""
+    """Why an image is refused, and what to do."""
     return f"it has {width} × {height} pixels, and both sides must have at least {least_side}: give a larger image"
 
 
 def as_images(images: Images | ImageInput | Iterable[ImageInput], *, shorter_side: int | None) -> Images:
-    """``images`` by row; those that have been opened already, which cannot be iterated over, as they are."""
+    """``images`` by row; images opened before, which are not iterable, are returned as they are."""
     if isinstance(images, (os.PathLike, Image.Image, np.ndarray, Tensor, Iterable)):
         return ImageInputs(images, shorter_side=shorter_side)
     return images
@@ -101,7 +101,7 @@ def is_one_image(images: object) -> bool:
 
 
 def _checked(item: ImageInput, number: int) -> Path | bytes | Image.Image | NDArray[Any]:
-    """An item in one of four forms; what cannot be an image is refused before any is decoded."""
+    """An item in one of four forms; whatever cannot be an image is refused before any image is decoded."""
     if isinstance(item, (str, os.PathLike)):
         path = Path(item).expanduser()
         if path.is_dir():

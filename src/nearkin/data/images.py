@@ -1,4 +1,4 @@
-"""Decoding: one image file in, one RGB array out, or an error that names the file and what is wrong with it."""
+"""Decoding: one image file becomes one RGB array, or an error that names the file and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ UNREADABLE_PHOTOS: Mapping[str, str] = {
     ".jxl": "JPEG XL, which Pillow cannot read: convert to JPEG or PNG",
     **dict.fromkeys(_RAW_ENDINGS, "camera raw files: export them as JPEG"),
 }
-"""Endings of photos that may not be readable here, and what to do about them."""
+"""Endings of photos that may not be readable, and what to do about them."""
 
 # Pillow hands these to an outside program or a system renderer, so a data set could run code by holding one.
 _DRAWINGS = frozenset({"EPS", "WMF", "EMF"})
 _NO_PHOTOS = _DRAWINGS | {"PDF", "MPEG", "BUFR", "GRIB", "HDF5", "IPTC"}
 
 MAX_PIXELS = 120_000_000
-"""An image with more, by the size in its file's header, is refused before any pixel is decoded."""
+"""Larger images, by the size in the file's header, are refused before any pixel is decoded."""
 
 # Pillow keeps the box of a crop in float32, which is too coarse for much longer strips.
 _LONGEST_SIDE = 1 << 20
 
-# How to bring an image upright for each value of the EXIF orientation tag other than 1.
+# How to turn an image upright, by the value of its EXIF orientation tag.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -80,7 +80,7 @@ def read_file(path: Path) -> bytes:
     limit = 8 * MAX_PIXELS + (1 << 20)  # the widest pixels are uncompressed 16-bit RGBA
     try:
         status = os.stat(path)
-        # Opening a pipe would wait for ever for somebody to write to it.
+        # Opening a pipe would wait forever for a writer.
         if not stat.S_ISREG(status.st_mode):
             raise UnreadableImageError(path, "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file")
         if status.st_size > limit:
@@ -104,7 +104,7 @@ def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) ->
             if opened.format in _DRAWINGS:
                 raise UnreadableImageError(path, f"a drawing ({opened.format}), not pixels; export it as PNG")
             if shorter_side is not None and opened.format in ("JPEG", "MPO"):
-                # At twice the final size the fraction is still resampled afterwards, so no aliasing comes in here.
+                # At twice the final size or more the image is still resampled afterwards, which avoids aliasing.
                 opened.draft(None, (2 * shorter_side, 2 * shorter_side))
             return _pixels(opened, shorter_side)
     except UnreadableImageError:
@@ -114,10 +114,10 @@ def decode_bytes(data: bytes, *, path: Path, shorter_side: int | None = None) ->
 
 
 def decode_pillow(image: Image.Image, *, path: Path, shorter_side: int | None = None) -> NDArray[np.uint8]:
-    """Like :func:`decode`, from an image that Pillow has opened or made; ``path`` is what errors call it.
+    """Like :func:`decode`, from an image that Pillow has opened or made; errors name it by ``path``.
 
-    A file that was opened but not yet read is read here from its beginning. That gives the same pixels as its path
-    does, and leaves the image as it was, so a list of opened photos does not fill the memory.
+    A file that was opened but not yet read is read here from its beginning. That gives the same pixels as decoding its
+    path, and does not load the image itself, so that a list of opened photos does not fill the memory.
     """
     _hush_pillow()
     if isinstance(image, ImageFile.ImageFile) and image.fp is not None and image.tile and image.tell() == 0:
@@ -150,7 +150,7 @@ def _pixels(opened: Image.Image, shorter_side: int | None) -> NDArray[np.uint8]:
 
 
 def resized_shape(height: int, width: int, shorter_side: int) -> tuple[int, int]:
-    """``(height, width)`` after scaling to ``shorter_side``, the longer side rounded down as is usual in the field.
+    """``(height, width)`` after scaling to ``shorter_side``; the longer side is rounded down, as is usual in the field.
 
     >>> resized_shape(300, 401, 256)
     (256, 342)
@@ -165,7 +165,7 @@ def _shrunk(image: Image.Image, shorter_side: int) -> Image.Image:
     if min(image.size) <= shorter_side:
         return image
     height, width = resized_shape(image.height, image.width, shorter_side)
-    # A box filter first takes very large images most of the way; with a gap of 3 the result hardly differs.
+    # A box filter first shrinks very large images most of the way; with a gap of 3 the result hardly differs.
     return image.resize((width, height), Image.Resampling.BILINEAR, reducing_gap=3.0)
 
 
@@ -181,7 +181,7 @@ def _as_rgb(image: Image.Image) -> Image.Image:
 
 
 def _eight_bits(image: Image.Image) -> Image.Image:
-    """16-bit greyscale keeps its scale; wider values, which have no white point, are stretched from least to most."""
+    """16-bit greyscale keeps its scale; wider values have no white point, so their range is stretched to 8 bits."""
     values = np.array(image, dtype=np.float32)
     values[~np.isfinite(values)] = 0.0
     low, high = float(values.min()), float(values.max())
@@ -192,7 +192,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
 
 
 def _upright(pixels: Image.Image, opened: Image.Image) -> Image.Image:
-    # ImageOps.exif_transpose would also write the EXIF block again, which fails on blocks that cameras got wrong.
+    # ImageOps.exif_transpose would also write the EXIF block again, which fails on malformed blocks of some cameras.
     try:
         orientation = opened.getexif().get(ExifTags.Base.Orientation)
     except Exception:  # a malformed EXIF block
@@ -218,7 +218,7 @@ _PILLOW_MODULES = re.compile(r"PIL\.")
 
 
 def _hush_pillow() -> None:
-    """Keep Pillow's remarks on odd EXIF blocks and palettes away from the screen, in every thread."""
+    """Silence Pillow's warnings about odd EXIF blocks and palettes, in every thread."""
     for category in (UserWarning, Image.DecompressionBombWarning):
         if ("ignore", None, category, _PILLOW_MODULES, 0) not in warnings.filters:
             warnings.filterwarnings("ignore", category=category, module=_PILLOW_MODULES.pattern)
@@ -236,7 +236,7 @@ def register_heic() -> bool:
 
 @cache
 def image_extensions() -> frozenset[str]:
-    """Endings of the files that are read as images: all raster formats of the Pillow that is installed."""
+    """Endings of files that are read as images: all raster formats of the installed Pillow."""
     register_heic()
     formats = Image.registered_extensions()
     readable = {ending for ending, name in formats.items() if name in Image.OPEN and name not in _NO_PHOTOS}
@@ -244,12 +244,12 @@ def image_extensions() -> frozenset[str]:
 
 
 def is_image_file(path: Path) -> bool:
-    """Whether a file is one image, rather than a list of images, by its ending."""
+    """Whether a file is an image rather than a list of images, by its ending."""
     return path.suffix.lower() in image_extensions() or path.suffix.lower() in UNREADABLE_PHOTOS
 
 
 def crop_shares(pixels: NDArray[np.uint8], crop: Sequence[float]) -> NDArray[np.uint8]:
-    """The part ``x, y, width, height`` of an image ``[H, W, 3]``, as shares of it; at least one pixel.
+    """A part of an image ``[H, W, 3]``, at least one pixel; ``crop`` is x, y, width and height as shares of the image.
 
     >>> crop_shares(np.arange(48, dtype=np.uint8).reshape(4, 4, 3), (0.5, 0.0, 0.5, 0.25))[..., 0].tolist()
     [[6, 9]]

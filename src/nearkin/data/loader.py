@@ -1,11 +1,11 @@
-"""From rows to batches of pixels, prepared while the previous batch is being learned from.
+"""From rows to batches of pixels, prepared while the network learns from the previous batch.
 
 On a CPU threads make the crops, as Pillow resamples outside the interpreter lock. Worker threads would compete with
 the training loop for that lock and stall a GPU, so on CUDA separate processes (:mod:`nearkin.data.crop_worker`) make
-them. Where the decoded images are on the device, the device does (:mod:`nearkin.data.device_images`).
+them. Decoded images that are on the device are cropped there (:mod:`nearkin.data.device_images`).
 
-The random numbers of an image depend on (seed, batch, position in the batch) alone. Neither who makes the crops, nor
-the number of workers or ranks, nor an interruption changes what a batch shows.
+The random numbers of an image depend only on (seed, batch, position in the batch). So a batch shows the same whatever
+makes the crops, with any number of workers or ranks, and after an interruption.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -37,8 +37,9 @@ from nearkin.ranks import on_this_machine, share_of
 
 
 class Sampler(Protocol):
-    """What the loader asks of a sampler; ``lookahead`` is how many batches may be drawn before they are used."""
+    """What the loader asks of a sampler: see :class:`nearkin.samplers.BatchSampler`."""
 
+    batch_size: int
     lookahead: int
 
     def next_batch(self) -> NDArray[np.int64]: ...
@@ -60,8 +61,13 @@ class Batch:
 
 
 def threads_for(workers: int | None) -> int:
-    """``data.workers``, by default at most four, as more wait for the interpreter; ranks share a machine's cores."""
+    """``data.workers``, by default a rank's cores but at most four, as more wait for the interpreter."""
     return max(1, min(4, usable_cores() // on_this_machine()) if workers is None else workers)
+
+
+def processes_for(workers: int | None) -> int:
+    """``data.workers``, by default a rank's cores except the one that drives its GPU."""
+    return max(1, usable_cores() // on_this_machine() - 1 if workers is None else workers)
 
 
 class TrainingLoader:
@@ -93,9 +99,11 @@ class TrainingLoader:
         self._threads = threads_for(workers)
         self._processes: CropProcesses | None = None
         if device is not None and not isinstance(images, DeviceImages) and are_shareable(images):
-            ahead = sampler.lookahead + 1
-            self._processes = CropProcesses(images, transform, seed, device, workers=workers, ahead=ahead)
-        # More threads would not draw boxes or wait for processes any faster.
+            batch_size, ahead = len(share_of(sampler.batch_size)), sampler.lookahead + 1
+            self._processes = CropProcesses(
+                images, transform, seed, device, batch_size=batch_size, ahead=ahead, workers=workers
+            )
+        # Drawing boxes and waiting for processes need no more than one.
         one_thread = isinstance(images, DeviceImages) or self._processes is not None
         self._pool = ThreadPoolExecutor(1 if one_thread else self._threads, thread_name_prefix="nearkin-loader")
 
@@ -184,7 +192,7 @@ def evaluation_batches(
     workers: int | None = None,
     rows: NDArray[np.int64] | None = None,
 ) -> Iterator[Tensor]:
-    """The images of ``rows`` (default: all) in order, as evaluation crops ``[B, H, W, 3]`` (uint8)."""
+    """Evaluation crops of ``rows`` (default: all) in order, ``[B, H, W, 3]`` (uint8)."""
     order = range(len(images)) if rows is None else rows.tolist()
     return crop_batches(lambda row: transform.evaluate(images[row]), order, batch_size, workers)
 
@@ -202,14 +210,14 @@ def crop_batches(
 
 
 def _parts(count: int, threads: int) -> list[range]:
-    """Cut ``range(count)`` into about two parts per thread, small enough to balance, large enough to be worth it."""
+    """``range(count)`` in about two parts per thread, which balances their load at little cost."""
     step = max(1, -(-count // (2 * threads)))
     return [range(start, min(start + step, count)) for start in range(0, count, step)]
 
 
 @dataclass
 class CropCache:
-    """Evaluation crops, kept as uint8 on ``device`` up to ``budget`` bytes; others are made again each time."""
+    """Evaluation crops, kept as uint8 on ``device`` up to ``budget`` bytes; the rest are made again each time."""
 
     images: Images
     transform: Transform
@@ -219,7 +227,7 @@ class CropCache:
     _stored: dict[bytes, Tensor] = field(default_factory=dict)
 
     def batches(self, rows: NDArray[np.int64], *, batch_size: int) -> Iterator[Tensor]:
-        """Crops of ``rows`` in order, ``[B, H, W, 3]``; the stored ones when the same rows were asked for before."""
+        """Crops of ``rows`` in order, ``[B, H, W, 3]``, stored under the whole array of rows."""
         key = rows.tobytes()
         if key in self._stored:
             yield from torch.split(self._stored[key], batch_size)
@@ -245,102 +253,95 @@ _FOR_ALL_DEVICES = 1
 
 
 def are_shareable(images: Images) -> bool:
-    """Whether processes can read the images without a copy each, and share memory: on Linux."""
+    """Whether processes can read the images without copying them, and share memory, as on Linux."""
     while isinstance(images, SelectedImages):
         images = images.images
     return isinstance(images, PackedImages) and hasattr(os, "memfd_create")
 
 
 class CropProcesses:
-    """``ahead`` batches at a time, each in a slot of shared memory until it is on ``device``."""
+    """Processes that make the crops of ``ahead`` batches at a time, each in a slot of shared memory.
+
+    A slot is free again as soon as its crops are on ``device``.
+    """
 
     def __init__(
-        self, images: Images, transform: Transform, seed: int, device: torch.device, *, workers: int | None, ahead: int
+        self,
+        images: Images,
+        transform: Transform,
+        seed: int,
+        device: torch.device,
+        *,
+        batch_size: int,
+        ahead: int,
+        workers: int | None,
     ) -> None:
         self.device = device
-        self._setup = (images, transform, seed)
-        # One core drives the GPU, and ranks on one machine share the cores.
-        self._count = max(1, usable_cores() // on_this_machine() - 1 if workers is None else workers)
-        # One more than are prepared, as the previous one may still be being copied.
-        self._slots = ahead + 1
-        self._copied: list[torch.cuda.Event | None] = [None] * self._slots
-        self._fetched: deque[Future[tuple[Tensor, torch.cuda.Event | None]]] = deque(maxlen=self._slots)
+        # One slot more than batches are prepared, as the previous one may still be being copied.
+        shape = (ahead + 1, batch_size, transform.size, transform.size, 3)
+        self._copied: list[torch.cuda.Event | None] = [None] * shape[0]
         self._begun = 0
-        self._workers: list[_Worker] = []
-        self._memory: Tensor | None = None
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        # Not in /dev/shm, which is often too small in containers.
+        with open(os.memfd_create("nearkin-crops"), "w+b") as file:
+            file.truncate(int(np.prod(shape)))
+            pixels = np.ndarray(shape, dtype=np.uint8, buffer=mmap.mmap(file.fileno(), 0))
+            self._memory = torch.from_numpy(pixels)
+            # Sent as bytes, so that a setup that the worker cannot unpickle leaves the stream readable.
+            setup = pickle.dumps(Setup(images, transform, seed, file.fileno(), shape))
+            self._workers = [_Worker(setup, file.fileno()) for _ in range(processes_for(workers))]
+        if self._stream is not None:
+            # Only copies from page-locked memory are asynchronous.
+            cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+            cuda.cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, _FOR_ALL_DEVICES)
 
     def begin(self, number: int, rows: NDArray[np.int64], positions: range, waiter: Executor) -> Callable[[], Tensor]:
         """Start to crop the images at ``positions`` of a batch; the result waits until they are on the device."""
-        memory = self._shared(len(positions))
-        slot, self._begun = self._begun % self._slots, self._begun + 1
+        slot, self._begun = self._begun % len(self._copied), self._begun + 1
         if (copied := self._copied[slot]) is not None:
             copied.synchronize()
-        busy = []
-        for worker, part in zip(self._workers, np.array_split(np.arange(len(positions)), self._count), strict=True):
+        pixels = self._memory[slot, : len(positions)]
+        local = rows[positions.start : positions.stop]
+        busy, first = [], 0
+        for worker, part in zip(self._workers, np.array_split(local, len(self._workers)), strict=True):
             if len(part):
-                begin = int(part[0])
-                selected = rows[[positions[index] for index in part]].tolist()
-                worker.send(Job(number, positions[begin], selected, slot, begin))
+                worker.send(Job(number, positions.start + first, part.tolist(), slot, first))
                 busy.append(worker)
+                first += len(part)
 
         def fetch() -> tuple[Tensor, torch.cuda.Event | None]:
             for worker in busy:
                 worker.wait()
-            pixels = memory[slot, : len(positions)]
             if self._stream is None:
                 return pixels.clone(), None
             with torch.cuda.stream(self._stream):
-                there = pixels.to(self.device, non_blocking=True)
+                crops = pixels.to(self.device, non_blocking=True)
                 event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 event.record(self._stream)
             self._copied[slot] = event
-            return there, event
+            return crops, event
 
         fetched = waiter.submit(fetch)
-        self._fetched.append(fetched)
 
         def finish() -> Tensor:
             crops, copied = fetched.result()
             if copied is not None:
-                here = torch.cuda.current_stream(self.device)
-                here.wait_event(copied)
-                crops.record_stream(here)
+                stream = torch.cuda.current_stream(self.device)
+                stream.wait_event(copied)
+                crops.record_stream(stream)
             return crops
 
         return finish
-
-    def _shared(self, batch: int) -> Tensor:
-        """The memory of all slots; it is made for the first batch, and again for a larger one."""
-        if self._memory is None or batch > self._memory.shape[1]:
-            wait(self._fetched)
-            self.close()
-            images, transform, seed = self._setup
-            shape = (self._slots, batch, transform.size, transform.size, 3)
-            # Not in /dev/shm, which is often too small in containers.
-            with open(os.memfd_create("nearkin-crops"), "w+b") as file:
-                file.truncate(int(np.prod(shape)))
-                memory = np.ndarray(shape, dtype=np.uint8, buffer=mmap.mmap(file.fileno(), 0))
-                self._memory = torch.from_numpy(memory)
-                # Sent as bytes, so that a setup that the worker cannot unpickle leaves the stream readable.
-                setup = pickle.dumps(Setup(images, transform, seed, file.fileno(), shape))
-                self._workers = [_Worker(setup, file.fileno()) for _ in range(self._count)]
-            if self._stream is not None:
-                # Only copies from page-locked memory are asynchronous.
-                cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-                cuda.cudaHostRegister(self._memory.data_ptr(), self._memory.nbytes, _FOR_ALL_DEVICES)
-        return self._memory
 
     def close(self) -> None:
         """End the processes; their unfinished jobs are lost."""
         for worker in self._workers:
             worker.end()
-        self._workers = []
-        if self._memory is not None and self._stream is not None:
+        if self._stream is not None:
             self._stream.synchronize()
             cuda: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             cuda.cudaHostUnregister(self._memory.data_ptr())
-        self._memory, self._copied, self._begun = None, [None] * self._slots, 0
+        del self._memory
 
 
 class _Worker:

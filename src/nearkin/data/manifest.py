@@ -21,7 +21,7 @@ COLUMNS = {
 
 
 def read_manifest(path: str | Path, *, need_labels: bool = True) -> ImageTable:
-    """Read a list of images: one row each with its path and label, and if wanted its split and id.
+    """Read a list of images: a row for each, with its path and label, and optionally its split and id.
 
     The columns are ``path`` (or ``image``, ``file``, ``filename``), ``label`` (or ``class``), ``split`` and ``id``;
     other columns are kept in the table's ``columns``. CSV fields are separated by commas, semicolons or tabs. Without
@@ -29,8 +29,8 @@ def read_manifest(path: str | Path, *, need_labels: bool = True) -> ImageTable:
     is text: the label ``007`` is not ``7``.
 
     Args:
-        path: the CSV or JSON Lines file, UTF-8, in the folder that the images' paths start from.
-        need_labels: whether every image must have a label; where one may be missing it is ``""``.
+        path: the CSV or JSON Lines file, UTF-8; the images' paths are relative to its folder.
+        need_labels: whether every image must have a label; otherwise a missing one is ``""``.
 
     Example:
         >>> import tempfile
@@ -120,9 +120,9 @@ def _read_text(path: Path) -> str:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """The line and the values by column of each row."""
+    """The line number of each row, and its values by column."""
     first, _, rest = text.partition("\n")
-    if first.strip().lower().startswith("sep="):  # a hint that spreadsheets write for each other
+    if first.strip().lower().startswith("sep="):  # a hint that spreadsheets write for themselves
         text = "\n" + rest
     delimiter = _delimiter(text.lstrip("\r\n").partition("\n")[0])
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -141,7 +141,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
                     problem = f"{len(fields)} fields where the header has {len(header)} columns"
                     advice = "a value with the delimiter in it must stand in double quotes"
                     raise _malformed(path, line, f"{problem}; {advice}")
-                # Spreadsheets leave empty columns at the right, which have no name.
+                # Spreadsheets leave empty columns without a name at the right.
                 yield line, {name: field for name, field in zip(header, fields, strict=False) if name}
             line = reader.line_num + 1
     except csv.Error as error:
@@ -149,7 +149,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def _delimiter(header: str) -> str:
-    """The delimiter that gives the header the columns we need, or else the most columns."""
+    """The delimiter by which the header has the columns we need, or else the most columns."""
 
     def merit(delimiter: str) -> tuple[int, int]:
         names = {field.strip().strip('"').casefold() for field in header.split(delimiter)}

@@ -16,7 +16,7 @@ from nearkin.errors import DataError, RecipeError, did_you_mean
 
 
 def data_root(root: str | Path | None = None) -> Path | None:
-    """The folder that holds the benchmarks: ``root``, or NEARKIN_DATA, or ``data`` here if there is such a folder."""
+    """The folder that holds the benchmarks: ``root``, else NEARKIN_DATA, else ``data`` where it exists."""
     if chosen := root or os.environ.get("NEARKIN_DATA"):
         return Path(chosen).expanduser()
     return Path("data") if Path("data").is_dir() else None
@@ -30,9 +30,10 @@ def is_benchmark(source: str | Path) -> bool:
 def read_source(
     source: str | Path, *, root: str | Path | None = None, class_folders: ClassFolders | None = None
 ) -> ImageTable:
-    """Read the data set that ``source`` names; ``class_folders`` is that of :func:`~nearkin.data.folder.read_folder`.
+    """Read a benchmark by its name, a folder or a manifest.
 
-    A name of a benchmark wins over a folder of the same name; write ``./cub`` for the folder.
+    A benchmark takes precedence over a folder of the same name; write ``./cub`` for the folder. ``class_folders`` is
+    that of :func:`~nearkin.data.folder.read_folder`.
     """
     check_source(source)
     if is_benchmark(source):
@@ -42,7 +43,7 @@ def read_source(
 
 
 def check_source(source: str | Path) -> None:
-    """Refuse what is neither a benchmark nor a path that exists, with names that are near."""
+    """Refuse what is neither a benchmark nor an existing path; the error suggests similar names."""
     text, path = str(source), Path(source).expanduser()
     if is_benchmark(text) or path.exists():
         return
@@ -55,7 +56,7 @@ def check_source(source: str | Path) -> None:
 def collect_images(
     sources: str | Path | Sequence[str | Path], *, class_folders: ClassFolders | None = None
 ) -> ImageTable:
-    """Every image of files, folders and manifests, each once, in the order given; labels are optional."""
+    """Every image of files, folders and manifests once, in the order given; labels are optional."""
     paths = [Path(source).expanduser() for source in ([sources] if isinstance(sources, (str, Path)) else sources)]
     if not paths:
         raise RecipeError("give at least one image, folder or manifest")

@@ -1,4 +1,4 @@
-"""A table of images: what every data set is turned into before anything else looks at it."""
+"""A table of images, the form in which all other parts take a data set."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SPLITS = ("train", "validation", "test", "query", "gallery")
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Files of a data set that are no rows of its table, and why."""
+    """Files of a data set that are not in its table, and why."""
 
     count: int
     what: str
@@ -24,7 +24,7 @@ class LeftOut:
     reason: str
     example: str
     is_photo: bool = False
-    """Whether they are photos, which somebody may well have meant to be read."""
+    """Whether they are photos, which the user may have meant to be read."""
 
     def __str__(self) -> str:
         what = self.what[:-1] if self.count == 1 and not self.what.startswith(".") else self.what
@@ -44,11 +44,11 @@ def split_class_name(name: str) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class ImageTable:
-    """Images with a label and a split each, and the names that let people read the results.
+    """Images, each with a label, a split and an id, and the names of the classes.
 
     ``images`` is either a sequence of paths or one uint8 array ``[N, H, W]`` or ``[N, H, W, 3]``. ``labels`` are
     positions in ``class_names``, and mean the same class in every part of a data set. ``ids`` name the images, usually
-    by their path relative to the data set. What a folder holds apart from its images is counted in ``left_out``.
+    by their path relative to the data set. Files of a folder that are not in the table are counted in ``left_out``.
 
     >>> pixels = np.zeros((3, 8, 8), dtype=np.uint8)
     >>> table = ImageTable.build("toy", pixels, ["cat", "dog", "cat"], splits=["train", "train", "test"])
@@ -91,7 +91,7 @@ class ImageTable:
         columns: Mapping[str, Sequence[str]] | None = None,
         left_out: Sequence[LeftOut] = (),
     ) -> ImageTable:
-        """A table from one class name per image, numbered as in ``class_names``, else in the order of appearance."""
+        """A table from a class name per image; classes are numbered as in ``class_names``, else as they appear."""
         names = tuple(class_names) if class_names is not None else tuple(dict.fromkeys(class_of))
         position = {class_name: index for index, class_name in enumerate(names)}
         if ids is None and isinstance(images, np.ndarray):
@@ -133,5 +133,5 @@ class ImageTable:
         return self.take(np.isin(self.splits, names))
 
     def training_labels(self) -> NDArray[np.int64]:
-        """Labels renumbered 0, 1, … over the classes that occur: what an objective with proxies is given."""
+        """Labels renumbered 0, 1, … over the classes that occur, as an objective with proxies needs them."""
         return np.searchsorted(self.classes(), self.labels).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Crops for training and evaluation, each described completely by one record that is written down with a run."""
+"""Crops for training and evaluation, described completely by one record that a run stores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nearkin.errors import RecipeError, did_you_mean
 Box = tuple[float, float, float, float]
 """Left, top, right and bottom in an image, in pixels."""
 Hole = tuple[int, int, int, int]
-"""Top, left, height and width of what is erased of a crop."""
+"""Top, left, height and width of the erased part of a crop."""
 
 _TRIES = 10
 _HOLE_AREA, _HOLE_SHAPE = (0.02, 0.33), (0.3, 3.3)
@@ -79,7 +79,7 @@ class Transform:
         return np.array(self._resample(image, self.centre_box(*_check(image))))
 
     def draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[Box, bool, Hole | None]:
-        """What is random about a training crop: what is cut out, whether it is mirrored, and what is erased of it."""
+        """The random choices for a training crop: its box, whether it is mirrored, and its erased part."""
         box = self._train_box(height, width, rng)
         mirrored = bool(self.flip and rng.random() < self.flip)
         if not self.erase or rng.random() >= self.erase:
@@ -87,13 +87,13 @@ class Transform:
         return box, mirrored, random_box(self.size, self.size, rng, scale=_HOLE_AREA, ratio=_HOLE_SHAPE)
 
     def centre_box(self, height: int, width: int) -> Box:
-        """What the evaluation crop shows of an image."""
+        """The part of an image that its evaluation crop shows."""
         frame = self._frame(height, width)
         top, left = (round((side - self.size) / 2) for side in frame)
         return _in_image((top, left, self.size, self.size), frame, (height, width))
 
     def describe(self, scored: Transform | None = None) -> str:
-        """One line for people; ``scored`` is what evaluates, where that is another one.
+        """One line for people; ``scored`` is the transform for evaluation, where that is another one.
 
         >>> PRESETS["ccp"].describe()
         'ccp: random-resized crop (area 0.16–1, ratio 0.75–1.33) to 227, flip 0.5; evaluation shorter side 256, \
@@ -129,15 +129,15 @@ centre 227; bilinear'
         return (self.resize, self.resize) if self.squash else resized_shape(height, width, self.resize)
 
     def _resample(self, image: NDArray[np.uint8], box: Box) -> Image.Image:
-        # Crop and scaling in one operation: no large frame is ever made, and pixels are rounded once.
-        # Greyscale that is shown as three channels is scaled as one: half of the time, and the same bits.
+        # Cropping and scaling are one operation, so that no large frame is made and pixels are rounded once.
+        # Greyscale that is shown as three channels is scaled as one: the same bits in half the time.
         pixels = Image.fromarray(image[:, :, 0] if image.strides[2] == 0 else image)
         scaled = pixels.resize((self.size, self.size), Image.Resampling.BILINEAR, box=box)
         return scaled if scaled.mode == "RGB" else scaled.convert("RGB")
 
 
 class ImageRandom:
-    """Random numbers that depend on the position of an image in its batch alone; for one thread."""
+    """Random numbers that depend only on an image's batch and its position there; for one thread."""
 
     def __init__(self, seed: int) -> None:
         self._bits = np.random.Philox(key=seed)
@@ -145,7 +145,7 @@ class ImageRandom:
         self._rng = np.random.Generator(self._bits)
 
     def at(self, batch: int, position: int) -> np.random.Generator:
-        """The generator for the image at ``position`` of a batch; it is one object, which every call resets."""
+        """The generator for the image at ``position`` of a batch: one object, which every call resets."""
         self._unused["state"]["counter"][:] = 0, position, batch, 0
         self._bits.state = self._unused
         return self._rng

@@ -1,7 +1,7 @@
-"""What every backbone is, and the layers that backbones share: convolution, batch-norm, shortcut and ReLU.
+"""The base class of backbones, and the layers that they share: convolution, batch-norm, shortcut and ReLU.
 
-PyTorch adds a convolution's bias, adds the shortcut and applies ReLU in passes of their own, on which a step of a
-ResNet-50 spends almost half of its time. On a GPU they are one pass each way.
+PyTorch takes separate passes for a convolution's bias, the shortcut and ReLU, almost half the time of a ResNet-50's
+step. On a GPU they are one pass here, forward and backward.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Backbone(nn.Module):
     """Whether its batch-norms go through ``conv_bn`` or ``conv_bn_relu``."""
 
     last_stage: tuple[str, ...] = ()
-    """Modules that halve the map for the last time, themselves or within; none where that cannot be changed."""
+    """Names of the modules that halve the map for the last time; empty where that cannot be changed."""
 
     def __init__(self, *, out_channels: int, input_size: int, preprocessing: Preprocessing) -> None:
         super().__init__()
@@ -43,11 +43,8 @@ class Backbone(nn.Module):
         self.input_size = input_size
         self.preprocessing = preprocessing
 
-    def forward(self, images: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def set_last_stride(self, stride: int) -> None:
-        """Make the last halving of the map one by ``stride``: 1 leaves it twice as fine, with the same weights."""
+        """Give the last stage ``stride`` 1 instead of 2: a feature map twice as fine, with the same weights."""
         if not self.last_stage:
             raise RecipeError(
                 f"encoder.last_stride={stride} does not work with {type(self).__name__}, whose last stage has none: "
@@ -62,7 +59,7 @@ class Backbone(nn.Module):
                 module.stride = stride
 
     def freeze_blocks(self, count: int) -> None:
-        """Keep the first ``count`` blocks and what comes before them as they are, at the cost of a forward pass."""
+        """Do not train the first ``count`` blocks and what comes before them, nor compute their backward pass."""
         if count:
             raise RecipeError(
                 f"encoder.frozen_blocks={count} does not work with {type(self).__name__}: leave it out, or use a "
@@ -70,17 +67,17 @@ class Backbone(nn.Module):
             )
 
     def parameter_layers(self) -> list[list[nn.Parameter]]:
-        """All parameters, from the layers next to the image to the last: those of ``training.layer_decay``."""
+        """All parameters by layer, the one next to the image first, for ``training.layer_decay``."""
         return [list(self.parameters())]
 
     def imagenet_weights(self) -> Path | None:
-        """The weight file that comes with an installed package, or None when the user has to bring one."""
+        """The ImageNet weight file of an installed package, or None where the user has to bring one."""
         return None
 
 
 @contextmanager
 def explain_size_error(size: int, images: Tensor) -> Iterator[None]:
-    """Turn what a network of another library raises for images of another size into a :class:`RecipeError`."""
+    """Turn another library's error about images of the wrong size into a :class:`RecipeError`."""
     try:
         yield
     except (AssertionError, RuntimeError, ValueError) as error:
@@ -125,9 +122,9 @@ def conv_bn_relu(x: Tensor, convolution: nn.Conv2d, norm: nn.BatchNorm2d, shortc
 
 @contextmanager
 def fold_batch_norms(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
-    """Compute the factors and offsets of all frozen ``norms`` at once, for :func:`conv_bn` within the block.
+    """Compute the factors and offsets of all frozen ``norms`` at once, for :func:`conv_bn` inside the context.
 
-    One layer at a time they take six launches each way, and launches decide the time of a step on small batches.
+    One layer at a time takes six kernel launches forward and six backward, which dominate a step on small batches.
     """
     token = _FOLDED.set(_affines([norm for norm in norms if _is_frozen(norm)]))
     try:
@@ -137,13 +134,13 @@ def fold_batch_norms(norms: Sequence[nn.BatchNorm2d]) -> Iterator[None]:
 
 
 def _is_frozen(norm: nn.BatchNorm2d) -> bool:
-    # An exported graph keeps both layers: what runs it folds them once and for all, not in every call.
+    # An exported graph keeps both layers, since the runtime folds them once, not in every call.
     is_fixed = not norm.training and norm.running_var is not None and norm.affine
     return is_fixed and not torch.compiler.is_exporting()
 
 
 def _folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Weight and bias of the convolution that does what both do."""
+    """Weight and bias of the convolution that replaces both."""
     computed = _FOLDED.get()
     factor, offset = computed[norm] if norm in computed else _affines([norm])[norm]
     if convolution.bias is not None:
@@ -152,7 +149,8 @@ def _folded(convolution: nn.Conv2d, norm: nn.BatchNorm2d) -> tuple[Tensor, Tenso
 
 
 def _affines(norms: Sequence[nn.BatchNorm2d]) -> dict[nn.Module, Affine]:
-    if len({norm.eps for norm in norms}) != 1:  # one by one, or none at all
+    """The factor and the offset of each norm; of norms with the same eps in one computation."""
+    if len({norm.eps for norm in norms}) != 1:
         return {norm: _affines([norm])[norm] for norm in norms}
     gain, shift, mean, variance = (
         torch.cat([getattr(norm, name) for norm in norms]) for name in ("weight", "bias", "running_mean", "running_var")
@@ -174,52 +172,46 @@ def initialise_convolutions(network: nn.Module) -> None:
 
 
 LARGE = 1 << 22
-"""Elements of a feature map from which on one pass pays without gradients: to launch a kernel of Triton's takes
-longer than two of PyTorch's. Training launches all as one graph."""
+"""Elements from which a feature map is worth the fused pass without gradients: launching a Triton kernel takes longer
+than launching two of PyTorch's. Training launches all kernels as one graph."""
 
 
 def is_fused(x: Tensor) -> bool:
-    """Whether feature maps like ``x`` are worth one pass, and can have it: on a GPU, channels last, with Triton."""
+    """Whether feature maps like ``x`` go through the fused pass: on a GPU, channels last, with Triton, and large."""
     if not x.is_cuda or x.dtype == torch.float64 or not x.is_contiguous(memory_format=torch.channels_last):
         return False
     return (torch.is_grad_enabled() or x.numel() >= LARGE) and _kernels() is not None
 
 
 def offset_relu(x: Tensor, offset: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """``relu(x + offset [C] + shortcut)`` in one pass, written over ``x [B, C, h, w]``, which nothing else may need."""
-    if torch.is_grad_enabled():
-        return _OffsetReLU.apply(x, offset, shortcut)  # type: ignore[no-untyped-call, no-any-return]
-    return _in_one_pass(x, offset, shortcut)
+    """``relu(x + offset [C] + shortcut)`` in one pass, in place of ``x [B, C, h, w]``, which nothing else may need."""
+    return _OffsetReLU.apply(x, offset, shortcut)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class _OffsetReLU(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, offset: Tensor, shortcut: Tensor | None) -> Tensor:
+        kernels = _kernels()
+        assert kernels is not None
         ctx.mark_dirty(x)
         ctx.save_for_backward(x, offset)
-        return _in_one_pass(x, offset, shortcut)
+        kernels.offset_relu_(x, offset, None if shortcut is None else _channels_last(shortcut))
+        return x
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         y, offset = ctx.saved_tensors
-        gradient = _channels_last(gradient)
-        for_offset = None
-        if ctx.needs_input_grad[1]:
+        _, needs_offset, needs_shortcut = ctx.needs_input_grad
+        gradient, offset_gradient = _channels_last(gradient), None
+        if needs_offset:
             kernels = _kernels()
             assert kernels is not None
-            gradient, for_offset = kernels.gradients(gradient, y)
-            for_offset = for_offset.to(offset.dtype)
+            gradient, offset_gradient = kernels.gradients(gradient, y)
+            offset_gradient = offset_gradient.to(offset.dtype)
         else:
             gradient = torch.ops.aten.threshold_backward(gradient, y, 0)
-        return gradient, for_offset, gradient if ctx.needs_input_grad[2] else None
-
-
-def _in_one_pass(x: Tensor, offset: Tensor, shortcut: Tensor | None) -> Tensor:
-    kernels = _kernels()
-    assert kernels is not None
-    kernels.offset_relu_(x, offset, None if shortcut is None else _channels_last(shortcut))
-    return x
+        return gradient, offset_gradient, gradient if needs_shortcut else None
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -228,7 +220,7 @@ def _channels_last(x: Tensor) -> Tensor:
 
 @functools.cache
 def _kernels() -> ModuleType | None:
-    """The two passes as kernels, where Triton can build them; None where plain PyTorch has to do."""
+    """The kernels of the fused pass, or None where Triton cannot build them."""
 
     def try_out(kernels: ModuleType) -> None:
         x = torch.zeros(1, 8, 2, 2, dtype=torch.bfloat16, device="cuda").contiguous(memory_format=torch.channels_last)

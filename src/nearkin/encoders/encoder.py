@@ -14,9 +14,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.backbone import Backbone, fold_batch_norms
-from nearkin.encoders.hub import PREFIX, check_preprocessing, weights_file
 from nearkin.encoders.preprocessing import Preprocessing
-from nearkin.encoders.weights import WeightsReport, load_weights
+from nearkin.encoders.weights import HUB, WeightsReport, check_preprocessing, load_weights, weights_file
 from nearkin.errors import RecipeError, did_you_mean
 from nearkin.numerics import Normalisation, at_least_float32, full_precision, normalise
 
@@ -24,7 +23,7 @@ HeadInit = Literal["default", "glorot", "pca"]
 
 
 class Pool(nn.Module):
-    """The sum of reductions over positions, ``[B, C, h, w]`` → ``[B, C]``: ``torch.mean``, ``torch.amax`` or both."""
+    """The sum of reductions over positions (``torch.mean``, ``torch.amax``): ``[B, C, h, w]`` → ``[B, C]``."""
 
     def __init__(self, *reductions: Callable[..., Tensor]) -> None:
         super().__init__()
@@ -35,12 +34,11 @@ class Pool(nn.Module):
 
 
 class GeMPool(nn.Module):
-    r"""Generalised mean :math:`(\frac{1}{hw}\sum x^p)^{1/p}` (Radenović et al., TPAMI 2019) with a learnt p.
+    r"""Generalised mean :math:`(\frac{1}{hw}\sum x^p)^{1/p}` (Radenović et al., TPAMI 2019).
 
-    With ``learnt=False`` p stays what it is, as in the MPA paper.
-
-    p = 1 is the mean, p → ∞ the maximum. Entries are raised to ``eps`` first: a negative number has no power, and zero
-    an infinite slope. Powers are taken in float32, as they overflow half precision.
+    p = 1 is the mean, p → ∞ the maximum. p is learnt, or with ``learnt=False`` constant, as in the MPA paper. Entries
+    are clamped to ``eps`` from below, since negative numbers have no powers and zero an infinite slope. Powers are
+    taken in float32, as they overflow half precision.
 
     >>> pool = GeMPool(p=2.0)
     >>> pool(torch.tensor([[[[3.0, 4.0]]]])).detach().square()
@@ -74,7 +72,7 @@ POOLINGS: Mapping[str, Callable[[], nn.Module]] = {
 
 
 def build_pooling(name: str) -> nn.Module:
-    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max``, ``gem``, or ``gem3`` with p = 3 for good."""
+    """A pooling by its name in recipes: ``avg``, ``max``, ``avg+max``, ``gem``, or ``gem3`` with a constant p = 3."""
     if name not in POOLINGS:
         raise RecipeError(f"unknown pooling {name!r}; {did_you_mean(name, POOLINGS)}")
     return POOLINGS[name]()
@@ -83,22 +81,22 @@ def build_pooling(name: str) -> nn.Module:
 class Encoder(nn.Module):
     """Images → embeddings ``[B, dim]`` in float32, normalised.
 
-    Images are either uint8 ``[B, H, W, 3]`` in RGB, which the backbone's preprocessing turns into its input, or
-    floating point ``[B, 3, H, W]``, taken as already preprocessed. Embeddings are float32 under autocast too.
+    Images are either uint8 ``[B, H, W, 3]`` in RGB, or floating point ``[B, 3, H, W]`` when already preprocessed.
+    Embeddings are float32 under autocast too.
 
     Args:
         backbone: the network up to its feature map.
         pooling: ``[B, C, h, w]`` → ``[B, C]``; skipped when the backbone returns ``[B, C]``.
-        dim: dimension of the embeddings; None leaves out the projection, and they are the pooled features.
+        dim: dimension of the embeddings; None leaves out the projection, so that they are the pooled features.
         normalisation: ``"l2"`` or ``"ball"``.
-        freeze_batch_norm: keep the backbone's batch-norm layers in evaluation mode while training: their running
-            statistics are used and stay as they are. Scale and shift still train, as in Proxy-Anchor's official code.
-        freeze_batch_norm_affine: keep the scale and shift of the backbone's batch-norm layers as they are.
-        head_init: how the projection begins: ``"default"`` is Kaiming-normal by fan-out, std √(2/dim); ``"glorot"`` is
-            Glorot-uniform, as in Keras, std √(2/(channels + dim)); ``"pca"`` begins as the default does, until training
-            replaces it by the principal axes of its images.
-        head_bias: whether the projection adds a bias.
-        channels_last: run the backbone with channels last in memory, faster with tensor cores.
+        freeze_batch_norm: keep the backbone's batch-norm layers in evaluation mode while training, with constant
+            running statistics. Scale and shift still train, as in Proxy-Anchor's official code.
+        freeze_batch_norm_affine: do not train the scale and shift of the backbone's batch-norm layers.
+        head_init: initial weights of the projection: ``"default"`` is Kaiming-normal by fan-out, std √(2/dim);
+            ``"glorot"`` is Glorot-uniform, as in Keras, std √(2/(channels + dim)); ``"pca"`` is the default until
+            training replaces it by the principal axes of its images.
+        head_bias: whether the projection has a bias.
+        channels_last: run the backbone with channels last in memory, which is faster with tensor cores.
 
     Example:
         >>> encoder = build_encoder("small", dim=64)
@@ -140,7 +138,7 @@ class Encoder(nn.Module):
         self.normalisation: Normalisation = normalisation
         self._skips_normalisation = False
         self.keeps_length_in_training = False
-        """Whether embeddings are normalised in evaluation mode only, for a loss to which their length counts."""
+        """Whether embeddings are normalised in evaluation mode only, for a loss that needs their length."""
         self.freeze_batch_norm = freeze_batch_norm
         self.channels_last = channels_last
         norms = [module for module in backbone.modules() if isinstance(module, _BatchNorm)]
@@ -159,7 +157,7 @@ class Encoder(nn.Module):
 
     @property
     def distance(self) -> Literal["cosine", "euclidean"]:
-        """How its embeddings are compared: on the sphere by angle, in the ball by distance, where length counts."""
+        """How embeddings are compared: on the sphere by angle, in the ball by distance."""
         return "cosine" if self.normalisation == "l2" else "euclidean"
 
     def forward(self, images: Tensor) -> Tensor:
@@ -182,7 +180,7 @@ class Encoder(nn.Module):
             return embeddings if raw else normalise(embeddings, self.normalisation)
 
     def without_head(self) -> Encoder:
-        """The same backbone and pooling without the projection; weights are shared.
+        """The encoder without its projection. Weights are shared.
 
         >>> encoder = build_encoder("small", dim=64)
         >>> encoder.dim, encoder.without_head().dim
@@ -194,7 +192,7 @@ class Encoder(nn.Module):
         return bare
 
     def without_normalisation(self) -> Encoder:
-        """The same network, whose embeddings keep the length that the projection gives them. Weights are shared."""
+        """The encoder without its normalisation. Weights are shared."""
         raw = copy.copy(self)
         raw._skips_normalisation = True
         return raw
@@ -208,7 +206,7 @@ class Encoder(nn.Module):
         return self
 
     def head_parameters(self) -> Iterator[nn.Parameter]:
-        """What starts from scratch and not from pretrained weights: the projection, and what the pooling learns."""
+        """The parameters that no pretrained weights initialise: those of the pooling and of the projection."""
         yield from self.pooling.parameters()
         yield from self.head.parameters()
 
@@ -223,17 +221,17 @@ def build_encoder(
     options: Mapping[str, object] | None = None,
     **settings: Any,
 ) -> Encoder:
-    """An encoder from the names that a recipe holds.
+    """An encoder from the values of a recipe.
 
     Args:
         backbone: a name from :func:`nearkin.encoders.backbones`, or ``hf:<model>`` or ``timm:<model>``.
         pooling: ``avg``, ``max``, ``avg+max``, ``gem`` or ``gem3``.
         weights: a local ``.safetensors`` or ``.pth`` file for the backbone; ``hub:OWNER/MODEL`` for one on the Hugging
-            Face hub; ``imagenet`` for those of an installed package; None for random numbers, or for the model's own
-            with ``hf:`` and ``timm:``. What was loaded is in the encoder's ``weights_report``.
-        last_stride: of the backbone's last stage; 1 for a feature map twice as fine. None leaves it as it is.
-        frozen_blocks: the first blocks of a vision transformer that do not train.
-        options: of the backbone, and ``preprocessing``.
+            Face hub; ``imagenet`` for those of an installed package; None for random initialisation, or with ``hf:``
+            and ``timm:`` for the model's own weights. The encoder's ``weights_report`` says what was loaded.
+        last_stride: stride of the backbone's last stage; 1 for a feature map twice as fine. None keeps the network's.
+        frozen_blocks: number of a vision transformer's first blocks that do not train.
+        options: options of the backbone, and ``preprocessing``.
         settings: ``dim``, ``normalisation``, ``freeze_batch_norm`` and the other keywords of :class:`Encoder`.
 
     Example:
@@ -252,6 +250,6 @@ def build_encoder(
                 "file, or use the backbone efficientnet_lite0, whose weights come with the extra 'lite'"
             )
         encoder.weights_report = load_weights(network, path)
-        if str(weights).startswith(PREFIX):
+        if str(weights).startswith(HUB):
             check_preprocessing(str(weights), network.preprocessing)
     return encoder

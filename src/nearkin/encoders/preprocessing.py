@@ -19,7 +19,7 @@ Channels = tuple[float, float, float]
 class Preprocessing:
     """``(x / 255 · scale − mean) / std`` per channel, in BGR order when ``bgr``.
 
-    ``mean`` and ``std`` are in the scaled units and in the order in which the backbone sees the channels.
+    ``mean`` and ``std`` are in scaled units and in the order of the backbone's channels.
     Shapes: uint8 ``[B, H, W, 3]`` in RGB → float32 ``[B, 3, H, W]`` on the same device.
 
     >>> white = torch.full((1, 2, 2, 3), 255, dtype=torch.uint8)
@@ -38,7 +38,7 @@ class Preprocessing:
 
     @property
     def mean_pixel(self) -> tuple[int, int, int]:
-        """The colour in RGB, of 0 … 255, that becomes nearly zero.
+        """The RGB colour in 0 … 255 that becomes nearly zero.
 
         >>> IMAGENET.mean_pixel, CAFFE_BGR.mean_pixel
         ((124, 116, 104), (128, 117, 104))
@@ -57,9 +57,8 @@ class Preprocessing:
 
 @functools.lru_cache(maxsize=64)
 def gain_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What values of 0 … 255 are multiplied by, and what is added then: float32 ``[3, 1, 1]`` each."""
-    # Kept per device, so that a batch does not wait for them to be copied. They must be ordinary tensors even when the
-    # first caller is in inference mode.
+    """The factor and the offset of pixel values in 0 … 255, float32 ``[3, 1, 1]``."""
+    # Cached per device, so that a batch does not wait for a copy; so never tensors of inference mode.
     with torch.inference_mode(False):
         mean = torch.tensor(preprocessing.mean, dtype=torch.float64).view(3, 1, 1)
         std = torch.tensor(preprocessing.std, dtype=torch.float64).view(3, 1, 1)
@@ -68,7 +67,7 @@ def gain_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[
 
 
 IMAGENET = Preprocessing(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-"""torchvision's and most others'."""
+"""That of torchvision and of most other networks."""
 
 HALF = Preprocessing(mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 """−1 … 1."""
@@ -80,15 +79,13 @@ NAMED: Mapping[str, Preprocessing] = {"imagenet": IMAGENET, "half": HALF, "caffe
 
 
 def as_preprocessing(value: object) -> Preprocessing:
-    """A preprocessing as a recipe writes it: by name, or as its fields.
+    """A preprocessing from its name or its fields in a recipe.
 
     >>> as_preprocessing("half") is HALF
     True
     >>> as_preprocessing({"mean": [0, 0, 0], "std": [1, 1, 1]})
     Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), bgr=False, scale=1.0)
     """
-    if isinstance(value, Preprocessing):
-        return value
     if isinstance(value, str):
         if value not in NAMED:
             raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")

@@ -1,4 +1,4 @@
-"""Batch-norm over the images of all ranks, as one process with the whole batch would have it."""
+"""Batch-norm over the images of all ranks, equal to that of one process with the whole batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nearkin.ranks import sum_within, world
 
 
 class _Synchronised:
-    """Mean and variance over the images of all ranks, which may differ in number. Torch's own runs on GPUs only."""
+    """Batch-norm over all ranks, which may have different numbers of images. Torch's own runs only on GPUs."""
 
     def forward(self: _BatchNorm, x: Tensor) -> Tensor:  # type: ignore[misc]
         if world() == 1 or not (self.training or self.running_mean is None):
@@ -29,7 +29,8 @@ class _Synchronised:
             mean = sums[:-1] / count
             centred = wide - mean.view(shape)
             variance = sum_within(centred.square().sum(axes)) / count
-            _update_statistics(self, mean, variance, count)
+            if self.running_mean is not None:
+                _update_statistics(self, mean, variance * (count / (count - 1)))
             y = centred * (variance + self.eps).rsqrt().view(shape)
             if self.affine:
                 y = y * self.weight.view(shape) + self.bias.view(shape)
@@ -48,24 +49,21 @@ _SYNCHRONISED: dict[type[nn.Module], Any] = {nn.BatchNorm1d: _Synchronised1d, nn
 
 
 def is_synchronised(network: nn.Module) -> bool:
-    """Whether batch-norms of a network look at the images of other ranks."""
+    """Whether a network has batch-norms over the images of all ranks."""
     return any(isinstance(module, _Synchronised) for module in network.modules())
 
 
 @torch.no_grad()
-def _update_statistics(norm: _BatchNorm, mean: Tensor, variance: Tensor, count: Tensor) -> None:
-    """Update the running statistics, as torch's batch-norm does."""
-    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
-        return
+def _update_statistics(norm: Any, mean: Tensor, unbiased_variance: Tensor) -> None:
+    """Update the running statistics like torch's batch-norm."""
     norm.num_batches_tracked.add_(1)
-    kept = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), kept)
-    unbiased = variance * (count / (count - 1))
-    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), kept)
+    momentum = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
+    norm.running_var.lerp_(unbiased_variance.to(norm.running_var.dtype), momentum)
 
 
 def synchronise_batch_norm(network: nn.Module) -> None:
-    """Let the batch-norms of a network in training mode see the images of all ranks; frozen ones stay as they are.
+    """Compute the batch-norms of a network that are in training mode over the images of all ranks.
 
     >>> network = nn.Sequential(nn.BatchNorm2d(3))
     >>> synchronise_batch_norm(network)

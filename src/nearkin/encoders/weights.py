@@ -1,8 +1,20 @@
-"""Weights from a local file into a backbone, without running anything that the file might contain."""
+"""Weight files: downloaded from the Hugging Face hub or local, and loaded into a backbone.
+
+``hub:OWNER/MODEL`` is one safetensors file, downloaded once into the cache of ``huggingface_hub``, which resumes
+interrupted downloads and reads ``HF_HUB_OFFLINE``, ``HF_HOME`` and ``HF_ENDPOINT``. No code or pickle is run.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
+import os
 import pickle
+import re
+import socket
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +22,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from nearkin.errors import DataError
+from nearkin.encoders.preprocessing import Preprocessing
+from nearkin.errors import DataError, RecipeError, require
 
+HUB = "hub:"
 PREFIXES = ("module.", "backbone.", "model.")
 CLASSIFIERS = ("fc.", "last_linear.", "_fc.", "classifier.", "head.")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
@@ -20,9 +34,9 @@ PICKLES = (".pth", ".pt", ".bin", ".ckpt")
 
 @dataclass(frozen=True)
 class WeightsReport:
-    """What became of a weight file: names of tensors, without wrappers' prefixes.
+    """The tensors of a weight file by name, without wrappers' prefixes.
 
-    ``missing`` are batch-norm counters at most; ``unexpected`` are tensors that the backbone has no place for.
+    ``missing`` can only be batch-norm counters; ``unexpected`` are tensors that the backbone does not have.
     """
 
     path: Path
@@ -45,10 +59,10 @@ class WeightsReport:
 
 
 def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
-    """Fill ``module`` from a ``.safetensors`` file or a ``.pth`` of tensors, all of it or not at all.
+    """Load a ``.safetensors`` file or a ``.pth`` of tensors into ``module``, completely or not at all.
 
-    Prefixes of wrappers (``module.``, ``backbone.``, ``model.``) do not matter, classifiers are dropped, and tensors
-    stored as ``[1, C]`` become ``[C]``. A parameter that is not there or has another shape is a :class:`DataError`.
+    Prefixes of wrappers (``module.``, ``backbone.``, ``model.``) and classifiers are ignored, and tensors stored as
+    ``[1, C]`` become ``[C]``. A parameter that is missing or has another shape raises :class:`DataError`.
 
     >>> import tempfile
     >>> from safetensors.torch import save_file
@@ -61,13 +75,9 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
     expected = {_bare(name): (name, tensor) for name, tensor in module.state_dict().items()}
     stored = {_bare(name): tensor for name, tensor in _read(path).items()}
     accepted: dict[str, Tensor] = {}
-    mismatched, unexpected = [], []
-    for name, tensor in stored.items():
-        if name not in expected:
-            if not name.startswith(CLASSIFIERS):
-                unexpected.append(name)
-            continue
-        full_name, target = expected[name]
+    mismatched = []
+    for name in [name for name in stored if name in expected]:
+        tensor, (full_name, target) = stored[name], expected[name]
         if tensor.shape == (1, *target.shape):
             tensor = tensor.squeeze(0)
         if tensor.shape == target.shape:
@@ -78,7 +88,7 @@ def load_weights(module: nn.Module, path: str | Path) -> WeightsReport:
         path=path,
         loaded=tuple(_bare(name) for name in accepted),
         missing=tuple(name for name in expected if name not in stored),
-        unexpected=tuple(unexpected),
+        unexpected=tuple(name for name in stored if name not in expected and not name.startswith(CLASSIFIERS)),
         mismatched=tuple(mismatched),
     )
     if report.mismatched or any(not name.endswith("num_batches_tracked") for name in report.missing):
@@ -116,7 +126,7 @@ def _read(path: Path) -> Mapping[str, Tensor]:
 
 
 def _tensors(content: object, path: Path) -> Mapping[str, Tensor]:
-    """The mapping of tensors in what ``torch.load`` returned, out of the wrapper that training scripts put round it."""
+    """The tensors by name in what ``torch.load`` returned, also inside the dictionaries that training scripts save."""
     for _ in range(4):
         if not isinstance(content, Mapping):
             break
@@ -129,7 +139,60 @@ def _tensors(content: object, path: Path) -> Mapping[str, Tensor]:
 
 
 def _bare(name: str) -> str:
-    """A tensor's name without the prefixes of wrappers, however many: ``conv1.weight``."""
+    """A tensor's name without all prefixes of wrappers: ``conv1.weight``."""
     while name.startswith(PREFIXES):
         name = name.split(".", 1)[1]
     return name
+
+
+def weights_file(weights: str | Path) -> Path:
+    """The local file of ``weights``; those of ``hub:OWNER/MODEL`` or ``hub:OWNER/MODEL@REVISION`` are downloaded first.
+
+    >>> weights_file("resnet50.safetensors")
+    PosixPath('resnet50.safetensors')
+    """
+    if not str(weights).startswith(HUB):
+        return Path(weights).expanduser()
+    file = _download(str(weights), "model.safetensors")
+    expected = file.resolve().name  # the cache names large files by their SHA-256
+    if re.fullmatch("[0-9a-f]{64}", expected):
+        with open(file, "rb") as content:
+            if hashlib.file_digest(content, "sha256").hexdigest() != expected:
+                raise DataError(f"{weights} is damaged on this disk: delete {file.resolve()} and try again")
+    return file
+
+
+def check_preprocessing(weights: str, preprocessing: Preprocessing) -> None:
+    """Refuse a backbone whose preprocessing differs from that of its weights, where the hub says what that is."""
+    try:
+        settings = json.loads(_download(weights, "config.json").read_bytes()).get("pretrained_cfg", {})
+    except DataError:
+        return
+    for name in ("mean", "std"):
+        expected, actual = settings.get(name), getattr(preprocessing, name)
+        if expected and not all(math.isclose(x, y, abs_tol=1e-3) for x, y in zip(expected, actual, strict=True)):
+            raise RecipeError(
+                f"{weights} was trained on pixels with {name} {expected}, and the backbone has {list(actual)}: use "
+                f"the backbone that these weights are for, or set encoder.options.preprocessing="
+                f"'{{mean: {settings['mean']}, std: {settings['std']}}}'"
+            )
+
+
+def _download(weights: str, name: str) -> Path:
+    hub = require("huggingface_hub", "hub")
+    model, _, revision = weights.removeprefix(HUB).partition("@")
+    cached = hub.try_to_load_from_cache(model, name, revision=revision or None)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:
+        endpoint = os.environ.get("HF_ENDPOINT") or hub.constants.ENDPOINT
+        if not hub.constants.HF_HUB_OFFLINE and not urllib.request.getproxies():
+            # Without a network this fails at once; the library would try for half a minute.
+            socket.getaddrinfo(urllib.parse.urlsplit(endpoint).hostname, None)
+        return Path(hub.hf_hub_download(model, name, revision=revision or None, endpoint=endpoint))
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"cannot download {name} of {HUB}{model} ({reason}): check the name and the connection, or download it "
+            f"elsewhere and give the file with encoder.weights=PATH"
+        ) from error

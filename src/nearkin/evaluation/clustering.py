@@ -1,13 +1,10 @@
-"""Clustering scores: how well k-means on the embeddings finds the classes again."""
+"""Clustering scores: how well k-means on the embeddings recovers the classes."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,8 +18,6 @@ from nearkin.numerics import l2_normalise
 
 # Lloyd's last iterations move a handful of points and no score.
 _LEAST_GAIN = 1e-6
-# faiss does not stop by itself.
-_FAISS_ITERATIONS = 40
 
 
 def clustering_scores(
@@ -40,7 +35,7 @@ def clustering_scores(
         labels: ``[N]``, any integers.
         seed: the same seed gives the same clusters.
         distance: ``"cosine"`` clusters the L2-normalised embeddings, ``"euclidean"`` the embeddings as they are.
-        scores: of one and the same clustering.
+        scores: what is computed from the clustering.
 
     Example:
         >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -58,8 +53,7 @@ def clustering_scores(
 def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3) -> Tensor:
     """The cluster ``0 … clusters − 1`` of every row of ``points [N, D]``, by Lloyd's algorithm.
 
-    Of several restarts the one with the least sum of squared distances is kept. More than 1,000 points on a CPU are
-    clustered by faiss, where it is installed. Our own iterations are in float64. A cluster that loses all its points
+    Of several restarts the one with the least sum of squared distances is kept. A cluster that loses all its points
     starts again at the point farthest from its centre.
 
     >>> kmeans(torch.tensor([[0.0], [10.0], [0.1], [10.1]]), 2).tolist() in ([0, 1, 0, 1], [1, 0, 1, 0])
@@ -73,39 +67,20 @@ def kmeans(points: ArrayLike, clusters: int, *, seed: int = 0, restarts: int = 3
     largest = vectors.abs().max()
     vectors = vectors / torch.where(largest > 0, largest, 1.0)
     vectors = vectors - vectors.mean(dim=0)
-    # faiss computes in float32, and has something to save only here.
-    is_large = vectors.device.type == "cpu" and len(vectors) > 1000
-    by_faiss = is_large and importlib.util.find_spec("faiss") is not None
     generator = torch.Generator().manual_seed(seed)
     best_inertia, best = float("inf"), torch.empty(0)
     for _ in range(restarts):
-        centres = vectors[_spread_out(vectors, clusters, generator)]
-        inertia, assigned = (_faiss_lloyd if by_faiss else _lloyd)(vectors, centres)
+        inertia, assigned = _lloyd(vectors, vectors[_spread_out(vectors, clusters, generator)])
         if inertia < best_inertia:
             best_inertia, best = inertia, assigned
     return best.cpu()
 
 
-def _faiss_lloyd(points: Tensor, centres: Tensor) -> tuple[float, Tensor]:
-    """What :func:`_lloyd` does, by faiss."""
-    faiss = importlib.import_module("faiss")
-    single = points.float().numpy()
-    found = faiss.Kmeans(
-        single.shape[1],
-        len(centres),
-        niter=_FAISS_ITERATIONS,
-        min_points_per_centroid=1,
-        max_points_per_centroid=len(single),
-    )
-    found.train(single, init_centroids=centres.float().numpy())
-    gap, assigned = found.index.search(single, 1)
-    return float(gap.sum(dtype=np.float64)), torch.from_numpy(assigned[:, 0].astype(np.int64))
-
-
 def _spread_out(points: Tensor, clusters: int, generator: torch.Generator) -> Tensor:
     """Rows of ``points`` for the first centres, by greedy k-means++.
 
-    Each is drawn in proportion to the squared distance to those before it; of a few draws the best is kept.
+    A centre is drawn with probability proportional to its squared distance from those before it; of a few draws the
+    best is kept.
     """
     draws = 2 + int(math.log(clusters))
     chosen = torch.empty(clusters, dtype=torch.int64)
@@ -127,9 +102,9 @@ def _spread_out(points: Tensor, clusters: int, generator: torch.Generator) -> Te
 
 
 def _lloyd(points: Tensor, centres: Tensor, max_iterations: int = 100) -> tuple[float, Tensor]:
-    """The sum of squared distances and the assignment ``[N]`` that Lloyd's iterations from ``centres`` end with."""
+    """Lloyd's iterations from ``centres``: the final sum of squared distances and the assignment ``[N]``."""
     clusters = len(centres)
-    # Sums of integers do not depend on their order, so that the clusters repeat on a GPU too.
+    # Sums of integers do not depend on their order, so the clusters are reproducible on a GPU too.
     unit = float(1 << (61 - len(points).bit_length()))
     fixed_point = (points * unit).round_().to(torch.int64)
     assigned = torch.full((len(points),), -1, device=points.device)

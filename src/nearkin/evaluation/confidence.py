@@ -1,12 +1,12 @@
-"""The label of a query by its nearest hits, and how sure hits and labels are.
+"""The label of a query by its nearest hits, and the confidence of hits and labels.
 
-A score means something else for every encoder and collection. So confidences are learned from labelled images of the
-collection that the encoder was *not* trained on: trained images lie nearer to their class. Each of these images is
-searched among the others twice: as it is, and with its own class taken out, where every answer is wrong.
+Scores of different encoders and collections are not comparable. So confidences are learned from labelled images of the
+collection that the encoder was *not* trained on, since trained images lie nearer to their class. Each image is searched
+among the others twice: with its own class, and without it, where every answer is wrong.
 
 The confidence of a hit depends on its score and on how far the query's hits agree on a label. It rises with the score,
-so it never changes the order of hits. That of a label depends on how near the query is to the mean of the class,
-compared with the images of that class, and on the label's share of the vote.
+so it never changes the order of hits. The confidence of a label depends on the query's distance from the mean of the
+class, compared with the images of that class, and on the label's share of the vote.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from nearkin.evaluation.neighbours import Distance, nearest
 
 VOTERS = 50
 """Nearest hits that vote for a label."""
 VOTE_SCALE = 0.05
-"""A hit whose score is lower than the highest by this has 1/e of its vote."""
+"""A hit whose score is lower than the highest by this has 1/e of the vote of the highest."""
 MOST_MEMBERS = 500
 """Images of a class from which its mean is computed."""
 DEFAULT_THRESHOLD = 0.5
@@ -32,12 +33,12 @@ DEFAULT_THRESHOLD = 0.5
 HITS = 10
 """Nearest hits of each image that the confidence of hits is learned from."""
 UNKNOWN_SHARE = 1 / 3
-"""One query in three is taken to be of a class that the collection lacks."""
+"""The assumed share of queries of a class that the collection lacks."""
 FEWEST_IMAGES, FEWEST_CLASSES = 15, 3
-"""With less there is nothing to learn from."""
+"""With fewer, no confidence is learned."""
 MOST_IMAGES = 2_000
 MOST_PASSED_OVER = 4_096
-"""Hits of an image's own class that are passed over to find those of others."""
+"""At most so many hits of an image's own class are skipped to find those of others."""
 NO_CLASS = -1
 FOLDS, BINS = 5, 10
 
@@ -72,7 +73,7 @@ class Vote(NamedTuple):
     closeness: float
     """The query's score with the mean of the class, less that of the images of the class."""
     share: float
-    """Of the votes."""
+    """The label's share of the votes."""
 
 
 def votes_of(numbers: Ints, scores: Floats) -> Floats:
@@ -93,10 +94,10 @@ def vote(
     distance: Distance,
     typical_spread: float,
 ) -> Vote:
-    """The label of a query ``[D]`` by its hits, nearest first ``[K]``: the class that is nearest.
+    """The label of a query ``[D]`` by its hits, nearest first ``[K]``: the nearest class.
 
-    How near a class is, is the mean of two scores: of its nearest hit, and of its mean. ``profiles`` are of the hits'
-    classes, ``typical_spread`` is of a class with one image.
+    The score of a class is the mean of the scores of its nearest hit and of its mean vector. ``profiles`` are of the
+    hits' classes, ``typical_spread`` is for classes with one image.
     """
     names, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     means = np.stack([profiles[name].mean for name in names.tolist()])
@@ -109,7 +110,7 @@ def vote(
 
 
 class Bin(NamedTuple):
-    """Answers of similar confidence: their number, mean confidence, and the share that was right."""
+    """Answers of similar confidence: their number, their mean confidence and the share of right ones."""
 
     answers: int
     confidence: float
@@ -118,7 +119,7 @@ class Bin(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """``confidence = 1 / (1 + exp(−(slopes · features + intercept)))``, and how reliable it is on other classes."""
+    """``confidence = 1 / (1 + exp(−(slopes · features + intercept)))``, and its reliability on other classes."""
 
     slopes: tuple[float, ...]
     intercept: float
@@ -127,36 +128,36 @@ class Curve:
     brier: float
     """Mean squared difference between confidence and truth."""
     brier_of_constant: float
-    """The same for a constant confidence: the share that is right."""
+    """The same for a constant confidence: the share of right answers."""
     bins: tuple[Bin, ...]
 
     def __call__(self, features: Floats) -> Floats:
         """Confidences ``[…]`` of features ``[…, F]``."""
-        return _logistic(features @ np.array(self.slopes) + self.intercept)
+        return np.asarray(special.expit(features @ np.array(self.slopes) + self.intercept))
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """What a collection has learned about its own answers."""
+    """The confidence curves of a collection, and their quality."""
 
     hit: Curve
     label: Curve
     typical_spread: float
     """Mean score of an image with the mean of the others of its class, over all classes."""
     images: int
-    """The images it was learned from, which the encoder was not trained on."""
+    """The images that it was learned from, all new to the encoder."""
     classes: int
     accuracy: float
-    """How often the label of such an image is right, whatever its confidence."""
+    """How often the label of such an image is right, at any confidence."""
     refused: float
-    """How often such an image gets no label, as its confidence is below 0.5."""
+    """How often such an image gets no label, because the confidence is below 0.5."""
     unknown_refused: float
-    """The same with the image's class taken out."""
+    """The same when the image's own class is removed."""
 
     def of_hits(self, scores: Floats, labels: NDArray[Any], label_scores: Floats) -> Floats:
         """The probability that hits ``[H]`` of one query are of its class.
 
-        ``labels`` and ``label_scores`` are of its nearest labelled hits, 50 of them where there are as many.
+        ``labels`` and ``label_scores`` are those of the query's nearest labelled hits, at most 50.
         """
         return self.hit(_hit_features(scores, np.unique(labels, return_inverse=True)[1], label_scores))
 
@@ -168,7 +169,7 @@ class Confidence:
 def learn_confidence(
     labels: Ints, unseen: Ints, take: Callable[[Ints], NDArray[Any]], search: Search, distance: Distance
 ) -> Confidence | None:
-    """Learn both curves of a collection; None where there is too little to learn from.
+    """Learn both curves of a collection; None where it has too few images or classes.
 
     Args:
         labels: of each row of the collection ``[N]``, 0, 1, ….
@@ -184,7 +185,7 @@ def learn_confidence(
     if len(unseen) > MOST_IMAGES:
         unseen = np.random.default_rng(0).choice(unseen, MOST_IMAGES, replace=False)
     classes, class_rank = np.unique(labels[unseen], return_inverse=True)
-    # Every class counts by its images in the collection, however many of them are left to learn from.
+    # A class counts by its images in the collection, however many of them are new to the encoder.
     weight = sizes[classes][class_rank] / np.bincount(class_rank)[class_rank]
     weight /= weight.sum()
     # A fold is a set of whole classes, so that a curve is measured on classes that it was not fitted to.
@@ -257,14 +258,14 @@ def confidence_among(
 
 
 def without_itself(indices: Ints, scores: Floats, rows: Ints) -> tuple[Ints, Floats]:
-    """Nearest rows ``[Q, k + 1]`` without the query itself, or without the last where many copies crowd it out."""
+    """Nearest rows ``[Q, k + 1]`` without the query itself, or without the last where copies displace it."""
     keep = indices != rows[:, None]
     keep[keep.all(axis=1), -1] = False
     return indices[keep].reshape(len(rows), -1), scores[keep].reshape(len(rows), -1)
 
 
 def _hit_features(scores: Floats, labels: Ints, label_scores: Floats) -> Floats:
-    """Of hits ``[H]`` their scores, and the largest share of the vote among the query's labelled hits ``[H, 2]``."""
+    """The scores of hits ``[H]``, and the largest share of the vote among the query's labelled hits: ``[H, 2]``."""
     return np.stack([scores, np.full_like(scores, votes_of(labels, label_scores).max())], axis=-1)
 
 
@@ -279,7 +280,7 @@ def _members(labels: Ints, wanted: Ints) -> dict[int, Ints]:
 
 
 def _scores(a: Floats, b: Floats, distance: Distance) -> Floats:
-    """Of rows ``[N, D]`` with rows ``[N, D]``, or of one with each: the cosine, or minus the distance."""
+    """Scores of rows ``[N, D]`` with rows ``[N, D]``, or of one with all: the cosine, or minus the distance."""
     if distance == "euclidean":
         return np.asarray(-np.linalg.norm(a - b, axis=1))
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
@@ -287,13 +288,13 @@ def _scores(a: Floats, b: Floats, distance: Distance) -> Floats:
 
 
 def _fit(features: Floats, right: NDArray[np.bool_], weights: Floats, folds: Ints) -> tuple[Curve, Floats]:
-    """The curve of features ``[N, F]``, and the confidences ``[N]`` that the curves of other folds give."""
+    """The curve of features ``[N, F]``, and the confidences ``[N]`` by cross-validation over folds."""
     slopes, intercept = _logistic_regression(features, right, weights)
     confidence = np.empty(len(right))
     for fold in np.unique(folds):
         inside = folds == fold
         fitted = _logistic_regression(features[~inside], right[~inside], weights[~inside])
-        confidence[inside] = _logistic(features[inside] @ fitted[0] + fitted[1])
+        confidence[inside] = special.expit(features[inside] @ fitted[0] + fitted[1])
     weights = weights / weights.sum()
     share = float(weights @ right)
     bins, error = [], 0.0
@@ -306,11 +307,11 @@ def _fit(features: Floats, right: NDArray[np.bool_], weights: Floats, folds: Int
 
 
 def _logistic_regression(features: Floats, right: NDArray[np.bool_], weights: Floats) -> tuple[Floats, float]:
-    """Slopes ``[F]`` and intercept; a feature that would lower the confidence as it rises is left out."""
+    """Slopes ``[F]`` and intercept; features whose slope would be negative are left out."""
     from sklearn.linear_model import LogisticRegression
 
     slopes = np.zeros(features.shape[1])
-    used = np.flatnonzero(features.std(axis=0) > 1e-6)  # less is rounding of vectors in float32
+    used = np.flatnonzero(features.std(axis=0) > 1e-6)  # less is float32 rounding
     share = float(np.average(right, weights=weights))
     while len(used) and 0 < share < 1:
         centre, spread = features[:, used].mean(axis=0), features[:, used].std(axis=0)
@@ -320,9 +321,4 @@ def _logistic_regression(features: Floats, right: NDArray[np.bool_], weights: Fl
             slopes[used] = model.coef_[0] / spread
             return slopes, float(model.intercept_[0] - slopes[used] @ centre)
         used = np.delete(used, model.coef_[0].argmin())
-    share = float(np.clip(share, 0.01, 0.99))
-    return slopes, float(np.log(share / (1 - share)))
-
-
-def _logistic(x: Floats) -> Floats:
-    return np.exp(-np.logaddexp(0.0, -x))
+    return slopes, float(special.logit(np.clip(share, 0.01, 0.99)))

@@ -1,4 +1,4 @@
-"""Protocols: the only place that knows which rows train, which choose the epoch and which are scored."""
+"""Protocols: the only place that decides which rows train, which choose the epoch and which are scored."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from nearkin.data.table import ImageTable
 from nearkin.errors import DataError, RecipeError
-from nearkin.evaluation.reranking import Rerank, measure_reranked
+from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import measure
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.splits import HOLDOUT, drawn_splits, with_wrong_labels
@@ -22,29 +22,29 @@ from nearkin.recipe import ProtocolSection
 Embed = Callable[[NDArray[np.int64]], Tensor]
 
 SELECTED_ON_TEST = ("conventional", "query-gallery")
-"""Protocols whose figure is the best evaluation of the test images; tables put the last epoch's beside it."""
+"""Protocols that report the best evaluation of the test images; tables show the last epoch's next to it."""
 
 AT_THE_END = ("covering_radius", "inter_class_distance")
-"""Scores that are measured at the end of every run, whatever its recipe says."""
+"""Scores that every run measures at its end."""
 
 
 @dataclass(frozen=True)
 class EvaluationSet:
-    """Rows that look for their like among ``gallery`` rows, or among themselves when that is None."""
+    """Query rows that are searched among the ``gallery`` rows, or among themselves where that is None."""
 
     query: NDArray[np.int64]
     gallery: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """All rows that must be embedded: the queries, then the gallery."""
+        """All rows to embed: the queries, then the gallery."""
         return self.query if self.gallery is None else np.concatenate([self.query, self.gallery])
 
 
 def select_by(section: ProtocolSection) -> str:
-    """The score that chooses the epoch, where one is chosen: R@1, and MAP@R in the reality check, as published.
+    """The score that chooses the epoch: by default R@1, and MAP@R in the reality check, as published.
 
-    On validation classes R@1 puts rows in the order of the test classes better than MAP@R does (``docs/choosing.md``).
+    R@1 on validation classes predicts the order on test classes better than MAP@R does (``docs/choosing.md``).
 
     >>> from nearkin.recipe import ProtocolSection
     >>> select_by(ProtocolSection(name="validation")), select_by(ProtocolSection(name="mlrc"))
@@ -54,7 +54,7 @@ def select_by(section: ProtocolSection) -> str:
 
 
 def as_tested(rule: str, section: ProtocolSection) -> str:
-    """A selection rule, followed by what is unusual about how images are embedded to be scored.
+    """A selection rule, followed by any unusual conditions under which images are embedded for scoring.
 
     >>> as_tested("last epoch", ProtocolSection(flip=True, eval_size=288))
     'last epoch; test crops of 288 pixels, embeddings averaged with those of mirror images'
@@ -64,12 +64,13 @@ def as_tested(rule: str, section: ProtocolSection) -> str:
         conditions.append(f"test crops of {section.eval_size} pixels")
     elif section.eval_scale != 1:
         conditions.append(f"test crops {section.eval_scale:g} times as large as those of training")
-    conditions += ["embeddings averaged with those of mirror images"] if section.flip else []
-    return "; ".join([*([rule] if rule else []), *([", ".join(conditions)] if conditions else [])])
+    if section.flip:
+        conditions.append("embeddings averaged with those of mirror images")
+    return "; ".join(filter(None, (rule, ", ".join(conditions))))
 
 
 def refuse_test_scores(section: ProtocolSection, what: str, *, instead: str) -> None:
-    """Refuse a training that would follow the scores of the test classes, unless the recipe says that it may."""
+    """Refuse training that would react to the scores of the test classes, unless the recipe allows it."""
     if section.name in SELECTED_ON_TEST and not section.monitor_test:
         raise RecipeError(
             f"under the {section.name} protocol {what} by the scores of the test classes: {instead}, "
@@ -80,24 +81,24 @@ def refuse_test_scores(section: ProtocolSection, what: str, *, instead: str) -> 
 class Protocol:
     """Splits a table and scores embeddings of its parts.
 
-    * ``conventional``: every evaluation is on the test classes; the reported figure is the best of them, as the papers
-      report it, and the last is kept beside it.
+    * ``conventional``: every evaluation is on the test classes. The best of them is reported, as in the papers, with
+      the last one next to it.
     * ``query-gallery``: the same with test queries that are searched in a gallery (In-shop).
-    * ``validation``: some training classes are held out, the best evaluation on those chooses the epoch, and the test
-      classes are scored once, at the end. Where there are too few classes to hold any out, the last epoch is reported.
-    * ``mlrc``: the classes that are not tested, in their order, are cut into ``folds`` contiguous folds; ``fold`` is
-      held out and chooses the epoch, the others train. :mod:`nearkin.studies.mlrc` trains one model per fold.
-    * ``in-distribution``: the test images are of classes that train, as in MNIST; the last epoch is reported. Data
-      without a test split get one by image.
-    * ``everything``: every class trains and none is scored, for the encoder that is put to use.
+    * ``validation``: the best evaluation on held-out training classes chooses the epoch, and the test classes are
+      scored once, at the end. With too few classes to hold any out, the last epoch is reported.
+    * ``mlrc``: the classes that are not tested are cut, in order, into ``folds`` contiguous folds; ``fold`` is held out
+      and chooses the epoch, the others train. :mod:`nearkin.studies.mlrc` trains one model per fold.
+    * ``in-distribution``: test images are of training classes, as in MNIST; the last epoch is reported. Data without a
+      test split get one by image.
+    * ``everything``: every class trains and none is scored: an encoder for use.
 
-    ``holdout_share``, ``train_share`` and ``label_noise`` change the training images only.
+    ``holdout_share``, ``train_share`` and ``label_noise`` only change the training images.
 
     Args:
         section: of the recipe.
         table: what is split.
-        splits: of each row its part as :attr:`splits` gave it before, which is then taken as it is; None draws one.
-        score_test: whether the test images may be looked at; without, there are none as far as a run can see.
+        splits: an earlier :attr:`splits`, which is used as it is; None draws one.
+        score_test: whether the test images may be scored; otherwise :attr:`test` is None.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Protocol:
         self.section = section
         self.table = table
         self.splits = drawn_splits(section, table) if splits is None else splits
-        """Of each row its part; see :func:`~nearkin.evaluation.splits.drawn_splits`."""
+        """The part of each row; see :func:`~nearkin.evaluation.splits.drawn_splits`."""
         held_out = np.flatnonzero(self.splits == "validation")
         self.train_rows = np.flatnonzero(self.splits == "train")
         self.validation = EvaluationSet(held_out) if len(held_out) else None
@@ -124,7 +125,7 @@ class Protocol:
         self.test = self._test_images if score_test else None
 
     def check_trainable(self) -> None:
-        """Refuse data that the protocol cannot be followed on, with what to do."""
+        """Refuse data that do not suit the protocol; the error says what to do."""
         name, section, labels = self.table.name, self.section, self.table.labels
         if section.name == "query-gallery" and (self._test_images is None or self._test_images.gallery is None):
             raise DataError(
@@ -150,17 +151,17 @@ class Protocol:
         self.training_labels()
 
     def training_labels(self) -> NDArray[np.int64]:
-        """Labels to train with, in the order of ``train_rows``: renumbered 0, 1, …, some wrong if asked for."""
+        """Training labels in the order of ``train_rows``: renumbered 0, 1, …, with ``label_noise`` applied."""
         return with_wrong_labels(self._true_labels(), self.section.label_noise, self.section.split_seed)
 
     @property
     def replaced_labels(self) -> int:
-        """How many training labels are not those of the table."""
+        """How many training labels differ from the table's."""
         return int((self.training_labels() != self._true_labels()).sum())
 
     @property
     def training_conditions(self) -> str | None:
-        """In words, what was done to the training images; None where nothing was."""
+        """What was done to the training images, in words, or None."""
         parts = []
         if self.section.train_share < 1:
             parts.append(f"{100 * self.section.train_share:g} % of the training images of each class")
@@ -170,7 +171,7 @@ class Protocol:
 
     @property
     def test_classes(self) -> str:
-        """In words, whether training has seen the classes that are scored, as it has where a split is by image."""
+        """Whether training has seen the scored classes, in words."""
         if self.test is None:
             return "no test classes"
         seen = np.isin(self.table.labels[self.test.query], self.table.labels[self.train_rows]).any()
@@ -206,12 +207,12 @@ class Protocol:
 
     @property
     def _looks_beyond_its_error(self) -> bool:
-        """Whether R@1 chooses on validation classes without being asked, and so only beyond its standard error."""
+        """Whether R@1 chooses by default, on validation classes: it then decides only beyond its standard error."""
         return self.validation is not None and self.section.select_by is None and self.select_by == "R@1"
 
     @property
     def selection_rule(self) -> str:
-        """The rule in words, for every table that shows a score, and what else the figure was got with."""
+        """The rule that chose the epoch, and unusual conditions, in the words of every table."""
         section = self.section
         if self.selects_on == "last":
             return as_tested("last epoch", section)
@@ -238,7 +239,7 @@ class Protocol:
         final: bool = False,
         rerank: Rerank | None = None,
     ) -> dict[str, float]:
-        """What the recipe asks for of a part; when ``final``, also what takes long, and the covering radius.
+        """The recipe's scores of a part; when ``final``, also the slow ones and :data:`AT_THE_END`.
 
         ``rerank`` orders every ranking again before it is scored.
         """
@@ -253,9 +254,7 @@ class Protocol:
         labels = self.table.labels
         queries = embed(part.query), labels[part.query]
         gallery = () if part.gallery is None else (embed(part.gallery), labels[part.gallery])
-        if rerank is not None:
-            return measure_reranked(names, *queries, *gallery, rerank=rerank, distance=distance)
-        return measure(names, *queries, *gallery, distance=distance, by_all=True)
+        return measure(names, *queries, *gallery, distance=distance, rerank=rerank, by_all=True)
 
     def _true_labels(self) -> NDArray[np.int64]:
         return self.table.take(self.train_rows).training_labels()

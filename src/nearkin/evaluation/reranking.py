@@ -1,4 +1,4 @@
-"""k-reciprocal re-ranking: images are near if their neighbours are the same (Zhong, Zheng, Cao and Li 2017).
+"""k-reciprocal re-ranking: images are near if they have the same neighbours (Zhong, Zheng, Cao and Li 2017).
 
 For images p of the queries and the gallery together, with d(p, g) the squared distance of unit vectors over the largest
 of p, and N(p, k) the image p and its k nearest others:
@@ -8,30 +8,29 @@ of p, and N(p, k) the image p and its k nearest others:
 * V(p) = exp(−d(p, g)) for g in R*(p), 0 elsewhere, divided by its sum; then the mean of V over N(p, k₂ − 1);
 * Jaccard distance 1 − Σ min(V(p), V(g)) / Σ max(V(p), V(g)), and the order is by (1 − λ)·Jaccard + λ·d.
 
-Every V has few numbers that are not 0, and only these are kept: N² numbers are nowhere.
+V is sparse, and only its non-zero numbers are kept: no N × N matrix is built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from nearkin.errors import RecipeError
-from nearkin.evaluation.neighbours import BLOCK_BYTES, Distance, nearest
-from nearkin.evaluation.retrieval import depths, mean_scores, measure
-from nearkin.evaluation.scores import RetrievalScore, score_named
-from nearkin.evaluation.vectors import ArrayLike, as_float64, as_labels
+from nearkin.evaluation.neighbours import BLOCK_BYTES, nearest
+from nearkin.evaluation.vectors import ArrayLike, as_float64
+from nearkin.numerics import l2_normalise
 
-# Comparisons or products that are made at a time.
+# Comparisons or products in one block.
 _AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
 class Rerank:
-    """The order by common neighbours: k₁, k₂ and λ, by default the paper's; a ``weight`` of 1 is the plain order."""
+    """The settings k₁, k₂ and λ, by default the paper's; a ``weight`` of 1 is the plain order."""
 
     k1: int = 20
     k2: int = 6
@@ -51,59 +50,9 @@ class Rerank:
         )
 
 
-def measure_reranked(
-    scores: Sequence[str],
-    embeddings: ArrayLike,
-    labels: ArrayLike,
-    gallery: ArrayLike | None = None,
-    gallery_labels: ArrayLike | None = None,
-    *,
-    rerank: Rerank,
-    distance: Distance = "cosine",
-) -> dict[str, float]:
-    """As :func:`~nearkin.evaluation.retrieval.measure`, with rankings that ``rerank`` has ordered again.
-
-    Only rankings are changed: scores of clusters and of where embeddings lie are those without it.
-
-    >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
-    >>> measure_reranked(["R@1", "NMI"], x, [7, 7, 9, 9], rerank=Rerank())
-    {'R@1': 1.0, 'queries_without_match': 0.0, 'NMI': 1.0}
-    """
-    if distance != "cosine":
-        raise RecipeError("rankings are re-ranked by angle, and this encoder compares by distance")
-    wanted = [score_named(name) for name in dict.fromkeys(scores)]
-    ranked = [score for score in wanted if isinstance(score, RetrievalScore)]
-    others = [score.name for score in wanted if not isinstance(score, RetrievalScore)]
-    results: dict[str, float] = {}
-    if ranked:
-        queries, references = as_labels(labels, "labels"), gallery_labels
-        among_themselves = references is None
-        references = queries if among_themselves else as_labels(references, "gallery_labels")
-        num_true = _times(queries, references) - int(among_themselves)
-        counted = num_true > 0
-        depth = depths(ranked, num_true.numpy(), len(references) - int(among_themselves))[1]
-        values = torch.zeros(len(ranked), len(queries), dtype=torch.float64)
-        for rows, distances in reranked_distances(embeddings, gallery, rerank=rerank):
-            if among_themselves:
-                distances.scatter_(1, rows[:, None].to(distances.device), torch.inf)
-            # Equal ones by index, and what differs by rounding alone is equal.
-            order = distances.round(decimals=12).argsort(dim=1, stable=True)[:, : int(depth.max())].cpu()
-            hits = references[order] == queries[rows, None]
-            for number, measured in enumerate(ranked):
-                values[number, rows] = measured.per_query(hits, num_true[rows])
-        results |= mean_scores(ranked, values[:, counted], left_out=int((~counted).sum()))
-    return results | (measure(others, embeddings, labels, distance=distance) if others else {})
-
-
-def _times(labels: Tensor, among: Tensor) -> Tensor:
-    """How many times each of ``labels`` is in ``among``."""
-    names, which = torch.unique(torch.cat([labels, among]), return_inverse=True)
-    return torch.bincount(which[len(labels) :], minlength=len(names))[which[: len(labels)]]
-
-
 @dataclass(frozen=True)
 class _Sparse:
-    """Rows of a matrix, with only what is not 0: those of row i are ``starts[i]`` to ``starts[i + 1]``."""
+    """A matrix by its non-zero entries: those of row i are ``starts[i]`` to ``starts[i + 1]``."""
 
     starts: Tensor
     columns: Tensor
@@ -111,12 +60,12 @@ class _Sparse:
 
     @classmethod
     def of(cls, rows: Tensor, columns: Tensor, values: Tensor, count: int) -> _Sparse:
-        """From entries of which the rows ascend."""
+        """From entries in ascending order of their rows."""
         counts = torch.bincount(rows, minlength=count)
         return cls(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), columns, values)
 
     def entries(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each of ``rows [B]`` all entries: which place in ``rows`` they belong to, and where they are."""
+        """All entries of ``rows [B]``: the index in ``rows`` that each belongs to, and its position."""
         counts = self.starts[rows + 1] - self.starts[rows]
         rank = torch.repeat_interleave(counts)
         before = counts.cumsum(0) - counts
@@ -134,34 +83,45 @@ def reranked_distances(
     """Distances of queries ``[Q, D]`` to the gallery ``[N, D]``, or without one to each other, after re-ranking.
 
     Yields ``rows [B]`` and ``distances [B, N]`` (float64), a block of queries at a time. It is transductive: a distance
-    depends on all images, though on no label. k₁ and k₂ are cut to the number of images.
+    depends on all images, but on no label. k₁ and k₂ are limited to the number of images.
 
     >>> x = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])
     >>> [distances.argmin(dim=1).tolist() for rows, distances in reranked_distances(x[:1], x[1:], rerank=Rerank(1, 1))]
     [[0]]
     """
-    asked = _unit(as_float64(queries, "queries"))
-    x = asked if gallery is None else torch.cat([asked, _unit(as_float64(gallery, "gallery").to(asked.device))])
+    x = as_float64(queries, "queries")
+    count = len(x)
+    if gallery is not None:
+        x = torch.cat([x, as_float64(gallery, "gallery").to(x.device)])
+    x = l2_normalise(x)
     k1, k2, weight = min(rerank.k1, len(x) - 1), min(rerank.k2, len(x)), rerank.weight
-    first = 0 if gallery is None else len(asked)
-    itself = torch.arange(len(x), device=x.device)
-    near = itself[:, None]
+    near = torch.arange(len(x), device=x.device)[:, None]
     if len(x) > 1:
         near = torch.cat([near, nearest(x, k=max(k1, min(k2, len(x) - 1), 1))[0]], dim=1)
-    farthest = torch.cat([_squared(x[part], x).amax(dim=1) for part in _blocks(x, len(x), _rows_of(x))])
+    step = BLOCK_BYTES // (24 * len(x))
+    farthest = torch.cat([_squared(x[part], x).amax(dim=1) for part in _blocks(x, len(x), step)])
     farthest = torch.where(farthest > 0, farthest, 1.0)
     encoded = _averaged(_encoded(x, near, farthest, k1), near[:, :k2])
     by_column = encoded.transposed(len(x))
-    for rows in _blocks(x, len(asked), _rows_of(x)):
+    for rows in _blocks(x, count, step):
         distances = _squared(x[rows], x) / farthest[rows, None]
         shared = _shared(encoded, by_column, rows, len(x))
         jaccard = 1.0 - shared / (2.0 - shared)
-        yield rows.cpu(), ((1.0 - weight) * jaccard + weight * distances)[:, first:]
+        yield rows.cpu(), ((1.0 - weight) * jaccard + weight * distances)[:, 0 if gallery is None else count :]
 
 
-def _unit(x: Tensor) -> Tensor:
-    lengths = x.norm(dim=1, keepdim=True)
-    return x / torch.where(lengths > 0, lengths, 1.0)
+def reranked(
+    queries: ArrayLike, gallery: ArrayLike | None = None, *, rerank: Rerank
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rankings by :func:`reranked_distances`: ``rows [B]`` and all indices of the gallery, nearest first ``[B, N]``.
+
+    Without a gallery every query comes last in its own ranking. Equal distances are ordered by index.
+    """
+    for rows, distances in reranked_distances(queries, gallery, rerank=rerank):
+        if gallery is None:
+            distances.scatter_(1, rows[:, None].to(distances.device), torch.inf)
+        # Rounded, so that distances that differ by rounding errors alone are equal.
+        yield rows, distances.round(decimals=12).argsort(dim=1, stable=True)
 
 
 def _squared(a: Tensor, b: Tensor) -> Tensor:
@@ -169,39 +129,32 @@ def _squared(a: Tensor, b: Tensor) -> Tensor:
     return (2.0 - 2.0 * a @ b.T).clamp_min(0.0)
 
 
-def _rows_of(x: Tensor) -> int:
-    """Of how many images at a time the distances to all are computed."""
-    return BLOCK_BYTES // (24 * len(x))
-
-
-def _blocks(like: Tensor, count: int, step: int) -> list[Tensor]:
-    """The numbers below ``count``, ``step`` at a time and at least one, where ``like`` is."""
-    step = max(1, step)
-    return [torch.arange(at, min(at + step, count), device=like.device) for at in range(0, count, step)]
+def _blocks(like: Tensor, count: int, step: int) -> tuple[Tensor, ...]:
+    """The numbers below ``count``, ``step`` (at least one) at a time, on the device of ``like``."""
+    return torch.split(torch.arange(count, device=like.device), max(1, step))
 
 
 def _reciprocal(near: Tensor, rows: Tensor) -> Tensor:
-    """For N(p, k) as ``near [N, k + 1]``: which of the neighbours of ``rows`` have the row among their own."""
+    """For N(p, k) as ``near [N, k + 1]``: which neighbours of ``rows`` have the row among their own neighbours."""
     return (near[near[rows]] == rows[:, None, None]).any(dim=2)
 
 
 def _encoded(x: Tensor, near: Tensor, farthest: Tensor, k1: int) -> _Sparse:
-    """V before it is averaged."""
+    """V before averaging."""
     wide, half = near[:, : k1 + 1], near[:, : round(k1 / 2) + 1]
     step = max(1, _AT_ONCE // (wide.shape[1] ** 2 * half.shape[1]))
     blocks = _blocks(x, len(x), step)
     half_mutual = torch.cat([_reciprocal(half, rows) for rows in blocks])
-    found = []
+    sets = []
     for rows in blocks:
         candidates, mutual = wide[rows], _reciprocal(wide, rows)
         others, theirs = half[candidates], half_mutual[candidates]
-        among = ((others[..., None] == candidates[:, None, None]) & mutual[:, None, None]).any(dim=3) & theirs
-        taken = mutual & (3 * among.sum(dim=2) >= 2 * theirs.sum(dim=2))
-        own, added = mutual.nonzero(), (theirs & taken[..., None]).nonzero()
-        place = torch.cat([own[:, 0], added[:, 0]])
-        other = torch.cat([candidates[mutual], others[theirs & taken[..., None]]])
-        found.append(torch.unique(rows[place] * len(x) + other))
-    pairs = torch.cat(found)
+        shared = ((others[..., None] == candidates[:, None, None]) & mutual[:, None, None]).any(dim=3) & theirs
+        joins = mutual & (3 * shared.sum(dim=2) >= 2 * theirs.sum(dim=2))
+        added = theirs & joins[..., None]
+        row = torch.cat([rows[mutual.nonzero()[:, 0]], rows[added.nonzero()[:, 0]]])
+        sets.append(torch.unique(row * len(x) + torch.cat([candidates[mutual], others[added]])))
+    pairs = torch.cat(sets)
     row, column = pairs // len(x), pairs % len(x)
     parts = _blocks(x, len(pairs), _AT_ONCE // x.shape[1] + 1)
     products = torch.cat([(x[row[part]] * x[column[part]]).sum(dim=1) for part in parts])
@@ -211,7 +164,7 @@ def _encoded(x: Tensor, near: Tensor, farthest: Tensor, k1: int) -> _Sparse:
 
 
 def _averaged(encoded: _Sparse, near: Tensor) -> _Sparse:
-    """Each row the mean of those of ``near [N, k]``."""
+    """The matrix whose rows are the means of the rows ``near [N, k]``."""
     rows, columns, values = [], [], []
     widest = max(1, int(encoded.starts.diff().max()) * near.shape[1])
     for block in _blocks(near, len(near), _AT_ONCE // widest):

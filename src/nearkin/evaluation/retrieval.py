@@ -1,4 +1,4 @@
-"""Retrieval scores, and any scores by their names with one search for all."""
+"""Retrieval scores, and any scores by name with one search for all of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from nearkin import ranks
+from nearkin.errors import RecipeError
 from nearkin.evaluation.clustering import clustering_scores
 from nearkin.evaluation.neighbours import Distance, Floats, Ints, check_distance, rank
+from nearkin.evaluation.reranking import Rerank, reranked
 from nearkin.evaluation.scores import ClusteringScore, EmbeddingScore, RetrievalScore, score_named
 from nearkin.evaluation.vectors import ArrayLike, as_gallery, as_vectors, label_array
 from nearkin.numerics import Normalisation
@@ -28,6 +30,7 @@ def retrieval_scores(
     scores: Sequence[str] = RANKING_SCORES,
     distance: Distance = "cosine",
     device: torch.device | str | None = None,
+    rerank: Rerank | None = None,
     by_all: bool = False,
 ) -> dict[str, float]:
     """Exact retrieval scores, as fractions, averaged over the queries.
@@ -41,7 +44,7 @@ def retrieval_scores(
     * ``MAP@R``: (1/R) Σ over i ≤ R of P@i · rel_i, and ``MAP@k`` the same with k for R;
     * ``nDCG@k``: Σ over i ≤ k of (2^rel_i − 1) / log2(i + 1), divided by its best value, that of min(k, R) hits first.
 
-    Places beyond the end of the gallery count as misses. Memory stays bounded: no N × N matrix is built.
+    Ranks beyond the end of the gallery count as misses. Memory stays bounded: no N × N matrix is built.
 
     Args:
         embeddings: ``[Q, D]``, tensor or array, which may be a memory-mapped file.
@@ -51,6 +54,7 @@ def retrieval_scores(
         scores: their names, with any numbers for the k.
         distance: ``"cosine"`` or ``"euclidean"``.
         device: where the work is done; by default where the embeddings are. The scores are the same everywhere.
+        rerank: orders every ranking again by common neighbours; needs the distance ``"cosine"``.
         by_all: whether all processes of a run call this with the same embeddings; each then does a share of the work.
 
     Example:
@@ -62,6 +66,8 @@ def retrieval_scores(
     if len(wanted) < len(set(scores)):
         raise ValueError(f"scores must be of rankings, got {', '.join(scores)}: nearkin.evaluation.measure takes all")
     check_distance(distance)
+    if rerank is not None and distance != "cosine":
+        raise RecipeError("rankings are re-ranked by angle, and this encoder compares by distance")
     if (gallery is None) != (gallery_labels is None):
         given, missing = ("gallery", "gallery_labels") if gallery_labels is None else ("gallery_labels", "gallery")
         raise ValueError(f"{missing} must be given together with {given}, got {given} alone")
@@ -90,37 +96,36 @@ def retrieval_scores(
     values = torch.zeros(len(wanted), len(queries), dtype=torch.float64)
     without_hit = np.zeros(len(queries), dtype=bool)
 
-    def score(rows: Ints, indices: Ints, _: Floats) -> None:
-        # Scored on the CPU whatever ranked them: the same sums in the same order everywhere.
+    def score(rows: Ints, indices: Ints, _: Floats | None = None) -> None:
+        # Always on the CPU, where the sums have the same order whatever device made the ranking.
         hits = torch.from_numpy(reference_ids[indices] == query_ids[rows, None])
         for number, one in enumerate(wanted):
             values[number, rows] = one.per_query(hits, torch.from_numpy(num_true[rows]))
         without_hit[rows] = ~hits.any(dim=1).numpy()
 
-    local = np.zeros(len(queries), dtype=bool)
-    local[ranks.rank() :: ranks.world()] = by_all
-    local |= not by_all
-    settings: Any = {"distance": distance, "exclude_self": gallery is None, "classes": (query_ids, reference_ids)}
-    rank(queries, references, np.where(counted & local, depth, 0), score, **settings)
-    # Where only the first hit matters, a query that has found one need not be ranked deeper.
-    deeper = without_hit & (first_depth > depth)
-    rank(queries, references, np.where(deeper, first_depth, 0), score, **settings)
-    if by_all:
-        ranks.add_up_([values])
-    return mean_scores(wanted, values[:, torch.from_numpy(counted)], left_out=int((~counted).sum()))
+    if rerank is not None:
+        for rows, order in reranked(queries.source, None if gallery is None else references.source, rerank=rerank):
+            score(rows.numpy(), order[:, : first_depth.max()].cpu().numpy())
+    else:
+        local = counted & (np.arange(len(queries)) % ranks.world() == ranks.rank()) if by_all else counted
+        settings: Any = {"distance": distance, "exclude_self": gallery is None, "classes": (query_ids, reference_ids)}
+        rank(queries, references, np.where(local, depth, 0), score, **settings)
+        # Where only the first hit matters, a query that has found one need not be ranked deeper.
+        deeper = without_hit & (first_depth > depth)
+        rank(queries, references, np.where(deeper, first_depth, 0), score, **settings)
+        if by_all:
+            ranks.add_up_([values])
+    of_counted = values[:, torch.from_numpy(counted)]
+    means = {one.name: float(column.mean()) for one, column in zip(wanted, of_counted, strict=True)}
+    return means | {"queries_without_match": float((~counted).sum())}
 
 
 def depths(scores: Sequence[RetrievalScore], num_true: Ints, available: int) -> tuple[Ints, Ints]:
-    """Down to which place each query's true references matter, and down to which the first of them does."""
+    """For each query, the rank down to which all true references matter, and down to which the first one does."""
     first = max((score.k for score in scores), default=1)
     others = max((score.k for score in scores if not score.first_hit_only), default=1)
     depth = np.clip(num_true, min(others, available), available)
     return depth, np.maximum(depth, min(first, available))
-
-
-def mean_scores(scores: Sequence[RetrievalScore], values: Tensor, *, left_out: int) -> dict[str, float]:
-    means = {score.name: float(column.mean()) for score, column in zip(scores, values, strict=True)}
-    return means | {"queries_without_match": float(left_out)}
 
 
 def measure(
@@ -131,13 +136,14 @@ def measure(
     gallery_labels: ArrayLike | None = None,
     *,
     distance: Distance = "cosine",
+    rerank: Rerank | None = None,
     by_all: bool = False,
 ) -> dict[str, float]:
     """Scores of the catalogue by their names.
 
-    Those of rankings share one search, as :func:`retrieval_scores` does it, and those of clusters one clustering by
-    angle. Clusters and the places of the embeddings are those of ``embeddings`` alone, without the gallery. ``by_all``
-    says that all processes of a run call this with the same embeddings: each then does a share of the search.
+    All scores of rankings come from one search by :func:`retrieval_scores`, which explains ``rerank`` and ``by_all``.
+    All scores of clusters come from one clustering by angle. These, and scores of how embeddings lie, take
+    ``embeddings`` alone, without the gallery.
 
     >>> embeddings = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
     >>> measure(["R@1", "MRR@2", "NMI"], embeddings, [7, 7, 9, 9])
@@ -147,7 +153,7 @@ def measure(
     results: dict[str, float] = {}
     if ranked := [score.name for score in wanted if isinstance(score, RetrievalScore)]:
         results |= retrieval_scores(
-            embeddings, labels, gallery, gallery_labels, scores=ranked, distance=distance, by_all=by_all
+            embeddings, labels, gallery, gallery_labels, scores=ranked, distance=distance, rerank=rerank, by_all=by_all
         )
     of_embeddings = [score for score in wanted if isinstance(score, EmbeddingScore)]
     results |= {score.name: score.of_embeddings(embeddings, labels) for score in of_embeddings}
@@ -159,8 +165,8 @@ def measure(
 def concatenate_embeddings(parts: Sequence[Tensor], *, normalisation: Normalisation = "l2") -> Tensor:
     """Embeddings of the same images by several models, ``[N, D]`` each, concatenated: ``[N, ΣD]``.
 
-    Each model's are brought to length 1 first, so that all count the same. Those in the ball stay as they are, as
-    their length means something; their squared distances add up.
+    Each model's embeddings are scaled to length 1 first, so that all models count the same. Embeddings in the ball keep
+    their length, which carries meaning; their squared distances add up.
 
     >>> concatenate_embeddings([torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]])]).tolist()
     [[0.6000000238418579, 0.800000011920929, 0.0, 1.0]]

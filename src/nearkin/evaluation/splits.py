@@ -1,8 +1,7 @@
 """Which rows of a table train, choose the epoch and test: drawn when a run begins, and stored as ``split.csv``.
 
-Every draw is a function of the table and a seed. Draws are made class by class or as one order of all rows, so that a
-larger share always holds what a smaller one does. In a stored split an image is known by the hash of its content, so
-that moving or renaming files and class folders changes nothing.
+Every draw is a function of the table and a seed, and a larger share always contains a smaller one. A stored split
+identifies images by a hash of their content, so files and class folders may be moved or renamed.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ Rows = NDArray[np.int64]
 HOLDOUT = "holdout"
 """The split of an image of a training class that is kept out of training (``protocol.holdout_share``)."""
 HOLDOUT_SHARE = 0.1
-"""Of a final model, which has no other images to learn confidences from."""
+"""The default for a final model, which has no other images to learn confidences from."""
 FEWEST_TO_HOLD_OUT = 8
 """Classes with fewer images need all of them to train."""
 UNUSED = "unused"
-"""The split of an image that neither trains nor is scored, as where ``protocol.train_share`` leaves it out."""
+"""The split of an image that neither trains nor is scored, for instance because of ``protocol.train_share``."""
 
 COLUMNS = ("image", "label", "class", "split", "content")
 _TESTED = ("test", "query", "gallery")
 _STORED = (*SPLITS, HOLDOUT, UNUSED)
 _SMALL_DATA, _LABEL_NOISE, _TEST_IMAGES, _HOLDOUT = 101, 102, 103, 104
-"""Apart from each other, so that no choice follows from another with the same seed."""
+"""Different streams, so that draws with the same seed are independent of each other."""
 
 
 def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_]:
-    """What a protocol makes of each row: one of :data:`~nearkin.data.table.SPLITS`, ``holdout`` or ``unused``.
+    """The part of each row under a protocol: one of :data:`~nearkin.data.table.SPLITS`, ``holdout`` or ``unused``.
 
     >>> from nearkin.recipe import ProtocolSection
     >>> pixels = np.zeros((8, 4, 4), dtype=np.uint8)
@@ -83,7 +82,7 @@ def drawn_splits(section: ProtocolSection, table: ImageTable) -> NDArray[np.str_
 
 
 def _test_rows(section: ProtocolSection, table: ImageTable) -> Rows:
-    """A share of the images of every class where the protocol tests classes that train, else of the classes."""
+    """The rows to test: a share of the images of every class (``in-distribution``), or of the classes."""
     train, share, seed = np.flatnonzero(table.splits == "train"), section.test_share, section.split_seed
     if section.name == "in-distribution":
         # Two at least, or they could not find each other; a class of fewer than three images only trains.
@@ -108,7 +107,7 @@ def _of_each_class(
     least: int = 1,
     stay: int = 0,
 ) -> Rows:
-    """A share of the rows of every class of ``fewest`` or more; a larger share holds all of a smaller one."""
+    """A share of the rows of every class with ``fewest`` or more: at least ``least``, and leaving at least ``stay``."""
     labels = table.labels[rows]
     order = np.argsort(labels, kind="stable")
     names, starts = np.unique(labels[order], return_index=True)
@@ -121,7 +120,7 @@ def _of_each_class(
 
 
 def choose_classes(table: ImageTable, rows: Rows, share: float, seed: int, *, keep: int) -> Rows:
-    """Rows of a share of the classes, at least two, drawn among classes with two images or more; ``keep`` stay."""
+    """Rows of a share of the classes: at least two, with two images or more each, and leaving ``keep`` classes."""
     labels, counts = np.unique(table.labels[rows], return_counts=True)
     wanted = min(max(2, round(share * len(labels))), len(labels) - keep)
     eligible = labels[counts >= 2]
@@ -132,7 +131,7 @@ def choose_classes(table: ImageTable, rows: Rows, share: float, seed: int, *, ke
 
 
 def class_fold(table: ImageTable, rows: Rows, *, folds: int, fold: int) -> Rows:
-    """The rows of one of ``folds`` contiguous groups of classes, as equal in number as can be, larger ones first.
+    """The rows of one of ``folds`` contiguous groups of classes; sizes differ by one at most, larger groups first.
 
     >>> pixels = np.zeros((5, 4, 4), dtype=np.uint8)
     >>> table = ImageTable.build("toy", pixels, list("abcde"), splits=["train"] * 5)
@@ -144,10 +143,10 @@ def class_fold(table: ImageTable, rows: Rows, *, folds: int, fold: int) -> Rows:
 
 
 def with_wrong_labels(labels: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
-    """Labels of which exactly ``round(share * N)`` are replaced, each by another class drawn at random.
+    """Labels 0, 1, … of which exactly ``round(share * N)`` are replaced, each by another class drawn at random.
 
-    Labels are numbered 0, 1, …. One image of every class keeps its label, so that no class disappears. A larger share
-    replaces the same labels as a smaller one by the same classes, and others too.
+    One image of every class keeps its label, so that no class disappears. A larger share makes the replacements of a
+    smaller one, and more.
 
     >>> labels = np.repeat(np.arange(4), 5)
     >>> int((with_wrong_labels(labels, 0.2, seed=0) != labels).sum())
@@ -160,7 +159,7 @@ def with_wrong_labels(labels: NDArray[np.int64], share: float, seed: int) -> NDA
     rng = _generator(seed, _LABEL_NOISE)
     order = rng.permutation(len(labels))
     others = rng.integers(0, max(classes - 1, 1), len(labels))
-    others += others >= labels  # every class but one's own
+    others += others >= labels  # skips the label itself
     kept = order[np.unique(labels[order], return_index=True)[1]]
     replaceable = order[~np.isin(order, kept)]
     if classes < 2 or wanted > len(replaceable):
@@ -192,13 +191,13 @@ class StoredSplit:
     ids: tuple[str, ...]
     labels: NDArray[np.int64]
     class_names: tuple[str, ...]
-    """By label; a label that no image has is called nothing."""
+    """By label; empty for a label without images."""
     splits: NDArray[np.str_]
     digests: tuple[str, ...]
 
     @classmethod
     def of(cls, table: ImageTable, splits: NDArray[np.str_], digests: Sequence[str]) -> StoredSplit:
-        """The split of an opened table."""
+        """The split of a table, with the content hash of each image."""
         used = set(table.labels.tolist())
         names = [name if label in used else "" for label, name in enumerate(table.class_names)]
         return cls(table.ids, table.labels, tuple(names[: max(used, default=-1) + 1]), splits, tuple(digests))
@@ -213,7 +212,7 @@ class StoredSplit:
 
     @classmethod
     def from_csv(cls, content: bytes) -> StoredSplit:
-        """What :meth:`to_csv` wrote; ``ValueError`` says what is wrong with it."""
+        """Read what :meth:`to_csv` wrote, or raise ``ValueError``."""
         reader = csv.reader(io.StringIO(content.decode(), newline=""), strict=True)
         if tuple(next(reader, ())) != COLUMNS:
             raise ValueError(f"line 1: the columns should be {', '.join(COLUMNS)}")
@@ -236,17 +235,17 @@ class StoredSplit:
 
     @cached_property
     def content_hash(self) -> str:
-        """The same for runs that were trained and tested on the same images of the same classes."""
+        """Equal for runs that train and test on the same images of the same classes."""
         return _hash(self.labels.tolist(), self.class_names, self.splits.tolist(), self.digests)
 
     @cached_property
     def images_hash(self) -> str:
-        """The same for runs on the same images of the same classes, however they were split."""
+        """Equal for runs on the same images of the same classes, however they are split."""
         return _hash(self.labels.tolist(), self.class_names, self.digests)
 
     @cached_property
     def trained(self) -> frozenset[str]:
-        """Digests of the images that trained."""
+        """Digests of the training images."""
         return frozenset(digest for digest, split in zip(self.digests, self.splits, strict=True) if split == "train")
 
     @cached_property
@@ -254,21 +253,20 @@ class StoredSplit:
         return frozenset(self.class_names[label] for label in np.unique(self.labels[self.splits == "train"]).tolist())
 
     def restore(self, now: OpenedImages, *, by_name: bool = False) -> tuple[OpenedImages, NDArray[np.str_], Changes]:
-        """The run's images among those that are there now, with the run's classes and numbers.
+        """Find the run's images among those that exist now, and give them the run's labels.
 
-        With ``by_name`` an image whose content is nowhere is taken to be the one of its name: images of published
-        benchmarks are the same also where they were drawn or encoded again.
+        With ``by_name`` an image whose content is missing is identified by its name, for published benchmarks, whose
+        images may have been drawn or encoded again.
 
-        Returns the images that are left, in the run's order, the split of each, and what has changed. Where nothing has
-        changed, the data are the same object, so that runs opened together share it.
+        Returns the remaining images in the run's order, the split of each, and what has changed. Where nothing has
+        changed, that is the object ``now``, so that runs opened together share it.
         """
-        row_of = {digest: row for row, digest in reversed(list(enumerate(now.digests)))}
         named = {name: row for row, name in enumerate(now.table.ids)}
-        rows = np.full(len(self.ids), -1, dtype=np.int64)
-        for number, (name, digest) in enumerate(zip(self.ids, self.digests, strict=True)):
-            row = named.get(name)
-            # Where two files have the same content, each is taken for the one it was.
-            rows[number] = row if row is not None and now.digests[row] == digest else row_of.get(digest, -1)
+        by_content = {digest: row for row, digest in reversed(list(enumerate(now.digests)))}
+        # The name decides between files with the same content.
+        by_both = {image: row for row, image in enumerate(zip(now.table.ids, now.digests, strict=True))}
+        images = zip(self.ids, self.digests, strict=True)
+        rows = np.array([by_both.get(image, by_content.get(image[1], -1)) for image in images], dtype=np.int64)
         changes = self._changes(now, rows, named)
         if by_name:
             for number in np.flatnonzero(rows < 0).tolist():
@@ -284,8 +282,8 @@ class StoredSplit:
             ids=tuple(self.ids[number] for number in kept.tolist()),
         )
         digests = tuple(self.digests[number] for number in kept.tolist())
-        images = SelectedImages(now.images, rows[kept])
-        return OpenedImages(table, images, now.unreadable, digests), self.splits[kept], changes
+        opened = OpenedImages(table, SelectedImages(now.images, rows[kept]), now.unreadable, digests)
+        return opened, self.splits[kept], changes
 
     def _is_same(self, table: ImageTable) -> bool:
         if self.ids != table.ids or not np.array_equal(self.labels, table.labels):
@@ -304,50 +302,48 @@ class StoredSplit:
         ]
         classes = [now.table.class_names[label] for label in now.table.labels.tolist()]
         ours = [self.class_names[label] for label in self.labels.tolist()]
-        found = [(number, int(row)) for number, row in enumerate(rows.tolist()) if row >= 0]
-        elsewhere = Counter((ours[n], classes[row]) for n, row in found if ours[n] != classes[row])
-        old_names = set(ours) | {after for _, after in elsewhere}
+        pairs = [(name, classes[row]) for name, row in zip(ours, rows.tolist(), strict=True) if row >= 0]
+        reclassed = Counter((before, after) for before, after in pairs if before != after)
+        old_names = set(ours) | {after for _, after in reclassed}
         return Changes(
             lost={
-                split: tuple(self.ids[number] for number in lost if self.splits[number] == split)
-                for split in _STORED
-                if (self.splits == split).any()
+                split: tuple(self.ids[number] for number in lost if self.splits[number] == split) for split in _STORED
             },
             counts={split: int((self.splits == split).sum()) for split in _STORED},
             changed=frozenset(changed),
             new=tuple(now.table.ids[row] for row in new),
             new_classes=tuple(dict.fromkeys(name for row in new if (name := classes[row]) not in old_names)),
-            reclassed=dict(elsewhere),
+            reclassed=dict(reclassed),
         )
 
 
 @dataclass(frozen=True)
 class Changes:
-    """What is otherwise than when a run began. Files that were only moved or renamed do not count."""
+    """What has changed since a run began. Files that were only moved or renamed do not count."""
 
     lost: dict[str, tuple[str, ...]]
-    """By split, the images whose content is nowhere any more."""
+    """By split, the images whose content no longer exists."""
     counts: dict[str, int]
     """By split, how many images there were."""
     changed: frozenset[str]
-    """Of the lost, those under whose name there is something else now."""
+    """The lost images whose name now belongs to something else."""
     new: tuple[str, ...]
     new_classes: tuple[str, ...]
     reclassed: dict[tuple[str, str], int]
-    """How many images lie in another class than they trained with, by the two names."""
+    """How many images have moved to another class, by the old and the new name."""
     by_name: bool = False
-    """Whether those that have changed stay what they were."""
+    """Whether changed images are still used, by their name."""
 
     def check_training(self, run: str) -> None:
-        """Refuse to go on with a training whose images are not all there."""
-        if lost := self.lost.get("train", ()):
+        """Refuse to resume training without all of its images."""
+        if lost := self.lost["train"]:
             raise DataError(
-                f"{self._lost(lost, 'train', 'training')} ({_some(lost)}): training of {run} cannot go on as it began. "
+                f"{self._lost(lost, 'train', 'training')} ({_some(lost)}): training of {run} cannot resume. "
                 f"Put them back as they were, or begin again with --overwrite or in another folder with -o"
             )
 
     def describe(self, *, scored: Sequence[str]) -> list[str]:
-        """One line for each kind of change; ``scored`` are the splits whose images are scored."""
+        """One line for each kind of change; lost images only matter in the ``scored`` splits."""
         lines = []
         if self.new:
             classes = f" of {_count(len(self.new_classes), 'new class', 'new classes')}" if self.new_classes else ""
@@ -358,7 +354,7 @@ class Changes:
                 f"({_some(self.new_classes or self.new)})"
             )
         for split in scored:
-            lost = self.lost.get(split, ())
+            lost = self.lost[split]
             kept = [name for name in lost if self.by_name and name in self.changed]
             gone = [name for name in lost if name not in kept]
             for names, how in ((gone, "without them"), (kept, "as they are now")):

@@ -1,4 +1,4 @@
-"""Several runs in one number: mean, spread and interval, and whether two of them differ by more than that."""
+"""Statistics over runs: mean, spread, interval, and whether two means differ."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Interval = tuple[float, float]
 Seed = TypeVar("Seed", bound=Hashable)
 Verdict = Literal["above", "below", "undecided"]
 POWER = 0.8
-"""How likely further seeds should be to decide, when it is said how many."""
+"""The power for which the number of further seeds is computed."""
 MOST_SEEDS = 50
-"""Beyond so many more, their number is not worth saying."""
+"""A larger number of further seeds is not computed."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Statistic:
     spread: float | None = None
     values: tuple[float, ...] = ()
     interval: Interval | None = None
-    """Of the mean at 95 %, where it is known."""
+    """Of the mean at 95 %, if known."""
 
     @classmethod
     def of(cls, values: Iterable[float], interval: Interval | None = None) -> Statistic | None:
@@ -47,7 +47,7 @@ class Statistic:
 
     @classmethod
     def of_key(cls, rows: Iterable[Mapping[str, Any] | None], key: str) -> Statistic | None:
-        """Over the mappings that have a value under ``key``."""
+        """Over the rows that have a value under ``key``."""
         return cls.of(float(row[key]) for row in rows if row and row.get(key) is not None)
 
     def scaled(self, factor: float) -> Statistic:
@@ -79,7 +79,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Difference:
-    """How far apart two statistics are, and whether their runs decide it.
+    """The difference of two means, and whether their runs suffice to decide its sign.
 
     >>> apart = Difference.of(Statistic.of([0.70, 0.71, 0.73]), Statistic.of([0.66, 0.68, 0.69]), paired=True)
     >>> apart.verdict, round(apart.value, 4), round(apart.interval[0], 4), round(apart.interval[1], 4)
@@ -88,19 +88,19 @@ class Difference:
 
     value: float
     spread: float | None
-    """Standard deviation of the differences of pairs, or the root of both variances' sum."""
+    """Standard deviation of the paired differences, or the root of the sum of both variances."""
     interval: Interval | None = None
     """Of the difference at 95 %, by Student's t; None where one side has a single run."""
     runs: tuple[int, int] = (0, 0)
     """Of the one and of the other."""
     paired: bool = False
     more_seeds: int | None = None
-    """So many more on each side would decide with a probability of 80 %, if value and spread are what they seem;
-    ``MOST_SEEDS + 1`` stands for all that is more. None where it is decided or nothing is known."""
+    """Further seeds per side that would decide with a probability of 80 %, if value and spread are right;
+    ``MOST_SEEDS + 1`` means more than :data:`MOST_SEEDS`. None where the sign is decided or there is no interval."""
 
     @classmethod
     def of(cls, ours: Statistic, theirs: Statistic, *, paired: bool = False) -> Difference:
-        """The difference of two means: of ``paired`` values one by one, else as Welch has it."""
+        """The difference of two means: over ``paired`` values, or by Welch's method."""
         value, runs = ours.mean - theirs.mean, (len(ours.values), len(theirs.values))
         sides: list[Statistic | None] = [ours, theirs]
         if paired:
@@ -116,27 +116,16 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict | None:
-        """By whether the interval leaves out 0; None without an interval."""
+        """``undecided`` where the interval contains 0; None without an interval."""
         if self.interval is None:
             return None
         if self.interval[0] > 0 or self.interval[1] < 0:
             return "above" if self.value > 0 else "below"
         return "undecided"
 
-    def as_record(self) -> dict[str, Any]:
-        return {
-            "difference": self.value,
-            "spread": self.spread,
-            "interval": None if self.interval is None else list(self.interval),
-            "verdict": self.verdict,
-            "runs": list(self.runs),
-            "paired": self.paired,
-            "more_seeds": self.more_seeds,
-        }
-
 
 def difference_by_seed(ours: Mapping[Seed, float], theirs: Mapping[Seed, float]) -> Difference | None:
-    """Of two rows with a score for each seed: paired where the seeds are the same; None where one has no score.
+    """The difference of two rows of scores by seed: paired where the seeds agree; None where a row has no score.
 
     >>> difference_by_seed({0: 0.70, 1: 0.71}, {1: 0.69, 0: 0.67}).paired, difference_by_seed({0: 0.7}, {})
     (True, None)
@@ -148,7 +137,7 @@ def difference_by_seed(ours: Mapping[Seed, float], theirs: Mapping[Seed, float])
 
 
 def _error_of(variances: Sequence[float], runs: tuple[int, int]) -> tuple[float, float]:
-    """Standard error of a difference and its degrees of freedom: of pairs, with one variance, or as Welch has them."""
+    """Standard error and degrees of freedom of a difference: of pairs (one variance), or by Welch (two)."""
     parts = [variance / number for variance, number in zip(variances, runs, strict=False)]
     total = sum(parts)
     spare = sum(part**2 / (number - 1) for part, number in zip(parts, runs, strict=False))
@@ -175,7 +164,7 @@ def student_t(df: float) -> float:
 def power_of_t(df: float, shift: float) -> float:
     """How often a two-sided t-test at 95 % finds a true difference of ``shift`` standard errors."""
     critical = student_t(df)
-    # A tail that is too small for scipy comes as NaN.
+    # scipy gives NaN for a tail that is too small.
     below, beyond = np.nan_to_num([special.nctdtr(df, shift, critical), special.nctdtr(df, shift, -critical)])
     return float(1.0 - below + beyond)
 
@@ -189,18 +178,18 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     """
     if len(values) < 2:
         return None
-    array = np.asarray(values, dtype=np.float64)
-    half = student_t(len(array) - 1) * float(array.std(ddof=1)) / math.sqrt(len(array))
-    return float(array.mean()) - half, float(array.mean()) + half
+    mean = statistics.fmean(values)
+    half = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean - half, mean + half
 
 
 def combination_interval(combinations: NDArray[np.int64], values: Sequence[float]) -> Interval | None:
     """The interval at 95 % of an ensemble's mean score over combinations of repeated models; None without repeats.
 
-    Two combinations that share a model are not independent: Student's t over the combinations would be far too narrow.
-    Here the models are the sample. Least squares fits what each model adds to the score of its combinations. The
-    variances of these parts, fold by fold, over the number of repeats add up to that of the mean. The degrees of
-    freedom are those of Welch and Satterthwaite.
+    Combinations that share a model are not independent, so Student's t over combinations would be far too narrow. Here
+    the models are the sample: least squares fits what each model adds to the score of its combinations, and the
+    variance of the mean is the sum over folds of the variance of these parts, divided by the number of repeats. The
+    degrees of freedom are those of Welch and Satterthwaite.
 
     Args:
         combinations: ``[N, F]``, which repeat of each of the F folds a combination takes.
@@ -229,7 +218,7 @@ def combination_interval(combinations: NDArray[np.int64], values: Sequence[float
 def fold_combinations(folds: int, repeats: int, *, limit: int = 256, seed: int = 0) -> NDArray[np.int64]:
     """Which repeat each fold's model is taken from: all ``repeats ** folds`` combinations, or ``limit`` of them.
 
-    Returns ``[N, folds]``, in ascending order. Those that are drawn are drawn without replacement.
+    Returns ``[N, folds]``, in ascending order, drawn without replacement.
 
     >>> fold_combinations(2, 2).tolist()
     [[0, 0], [0, 1], [1, 0], [1, 1]]

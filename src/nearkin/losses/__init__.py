@@ -1,4 +1,4 @@
-"""Losses, one file each. The catalogue is read off the files: adding a loss is adding a file.
+"""Losses, one file each. The catalogue is made from the files: adding a loss is adding a file.
 
 A loss derives from :class:`ProxyLoss` (proxy_loss.py) or :class:`PairLoss` (pair_loss.py).
 ``nearkin.losses.ProxyAnchor``, ``nearkin.losses.Contrastive``, … are exported flat. :func:`catalogue` maps the file
@@ -50,7 +50,7 @@ def loss_named(name: str) -> type[nn.Module]:
 
 
 def weightings() -> dict[str, type[nn.Module]]:
-    """What can weigh the pairs of a loss that takes a ``weighting``, by its name in recipes."""
+    """The weightings of pairs by name, for a loss that takes a ``weighting``."""
     return {"isa": InformativeSampleWeights}
 
 

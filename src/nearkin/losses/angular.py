@@ -20,10 +20,9 @@ class Angular(PairLoss):
         \log\Big(1+\sum_n e^{4\tan^2\alpha\,(x_a+x_p)^\top x_n-2(1+\tan^2\alpha)\,x_a^\top x_p}\Big),
         \quad \text{averaged over the positive pairs}
 
-    with :math:`x` the normalised vectors. It bounds the angle at the negative, which does not change with the scale of
-    the triangle, where :class:`~nearkin.losses.Triplet` bounds a difference of distances. Needs batches in which
-    classes have at least two samples, or references; the positive and the negatives are then both references, and the
-    M×M inner products of the references are computed too.
+    with :math:`x` the normalised vectors. It bounds the angle at the negative, which is independent of the triangle's
+    scale; :class:`~nearkin.losses.Triplet` bounds a difference of distances. Needs batches in which classes have at
+    least two samples, or references, which are then the positives and the negatives.
 
     Args:
         alpha: α in degrees, above 0 and at most 60: the angle opposite the shortest side is never larger.
@@ -45,8 +44,8 @@ class Angular(PairLoss):
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
         tan2 = math.tan(math.radians(self.alpha)) ** 2
-        # exp((x_a + x_p)·x_n) is a product, so the sum over n is one matrix product for all (a, p). No shift is needed:
-        # with α <= 60° the exponents below stay within ±12, ±12 and ±8.
+        # exp((x_a + x_p)·x_n) is a product, so the sum over n is one matrix product for all (a, p). It cannot overflow:
+        # with α <= 60° the exponents below are within ±12, ±12 and ±8.
         near = (4.0 * tan2 * pairs.similarity).exp()
         between = pairs.similarity if pairs.within_batch else products(pairs.references, pairs.references)
         total = products(torch.where(pairs.negative, near, 0.0), (4.0 * tan2 * between).exp())

@@ -21,9 +21,9 @@ class ArcFace(ProxyLoss):
         -\frac{1}{N}\sum_i\log\frac{e^{a\cos(\theta_i+m)}}{e^{a\cos(\theta_i+m)}+\sum_{c\ne y_i}e^{a\,s(x_i,p_c)}}
 
     with :math:`s` the cosine similarity and :math:`\theta_i` the angle between sample i and the proxy of its class.
-    Beyond :math:`\theta_i = \pi - m`, where the cosine would rise again, :math:`\cos\theta_i - m\sin m` takes its
-    place, as in the authors' code. Where sample and proxy coincide or are opposite the angle has no derivative, and the
-    margin is left out of the gradient.
+    Beyond :math:`\theta_i = \pi - m`, where the cosine would rise again, it is replaced by
+    :math:`\cos\theta_i - m\sin m`, as in the authors' code. Where sample and proxy coincide or are opposite, the angle
+    has no derivative and the gradient is without the margin.
 
     Args:
         num_classes: number of training classes, C.

@@ -1,6 +1,6 @@
-"""From embeddings and proxies to one cosine similarity per sample and class: the first step of every proxy loss.
+"""The first step of every proxy loss: one cosine similarity per sample and class, from embeddings and proxies.
 
-This is the only place where proxy losses are tuned for speed. A formula on top of it is plain PyTorch.
+This is the only code of proxy losses that is tuned for speed. The formulas on top of it are plain PyTorch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from nearkin.numerics import NORM_FLOOR, fast_linear, full_precision, l2_normali
 ClassSimilarity = Literal["softmax", "max", "mean"]
 
 BLOCK_BYTES = {"cpu": 2**22, "cuda": 2**28}
-"""Proxies are taken in blocks of about this size: what fits the caches of a processor, and enough to fill a GPU."""
+"""The size of a block of proxies: it fits the caches of a processor, or fills a GPU."""
 KEPT_BYTES = 2**28
-"""Similarities to the single proxies ``[N, C · K]`` are kept for the backward pass up to this size, and else computed
-again."""
+"""Up to this size, similarities to the single proxies ``[N, C · K]`` are kept for the backward pass."""
 
 
 class Combination(NamedTuple):
-    """How the K similarities of a sample to a class's proxies make one, and whether the proxies' spread is wanted."""
+    """How to combine the K similarities of a sample to a class's proxies, and whether to compute their spread."""
 
     kind: ClassSimilarity = "softmax"
     gamma: float = 0.1
@@ -47,7 +46,7 @@ def class_similarities(
 
 
 def plain_class_similarities(embeddings: Tensor, vectors: Tensor, how: Combination) -> tuple[Tensor, Tensor]:
-    """:func:`class_similarities` as the papers write it; autograd differentiates it as often as one likes."""
+    """:func:`class_similarities` as the papers write it, which autograd can differentiate repeatedly."""
     cosines = torch.einsum("nd,ckd->knc", l2_normalise(embeddings), l2_normalise(vectors))
     similarities = combine(cosines, how.kind, gamma=how.gamma)
     return similarities, proxy_spread(vectors) if how.with_spread else similarities.new_zeros(())
@@ -75,7 +74,7 @@ def combine(similarities: Tensor, kind: ClassSimilarity, *, gamma: float) -> Ten
 def proxy_spread(vectors: Tensor) -> Tensor:
     """``Σ_c Σ_{t<s} ‖p̂_cs − p̂_ct‖ / (C K (K−1))`` of proxies ``[C, K, D]``: the regulariser of SoftTriple.
 
-    Two proxies that differ by rounding only pull on each other with gradient 0, not infinity.
+    Two proxies that differ only by rounding have gradient 0, not infinity.
 
     >>> proxy_spread(torch.tensor([[[1.0, 0.0], [0.0, 2.0]]]))
     tensor(0.7071)

@@ -19,13 +19,13 @@ class Contrastive(PairLoss):
         [d - m_+]_+^q \text{ for positive pairs}, \qquad [m_- - d]_+^q \text{ for negative pairs}
 
     with :math:`d` the Euclidean distance of the normalised vectors and :math:`q` the ``power``. Needs batches in which
-    classes have at least two samples, or references. The C2 loss of the CCP paper is this one with its margins; C1 is
+    classes have at least two samples, or references. This is the C2 loss of the CCP paper; C1 is
     :class:`~nearkin.losses.CosineContrastive`. The contrastive loss of the PROFS paper (equation 3.1) has ``power=2``,
-    ``reduction="pairs"`` and no ``pos_margin``: with hard pairs a linear hinge shrinks the whole embedding.
+    ``reduction="pairs"`` and no ``pos_margin``, since with hard pairs a linear hinge shrinks the whole embedding.
 
     Args:
-        pos_margin: m₊, the distance below which a positive pair is near enough.
-        neg_margin: m₋, the distance beyond which a negative pair is far enough.
+        pos_margin: m₊, the distance up to which a positive pair costs nothing.
+        neg_margin: m₋, the distance from which on a negative pair costs nothing.
         reduction: ``"nonzero"`` averages the non-zero terms of each kind and adds the two means; ``"pairs"`` divides
             the sum of all terms by the number of pairs.
         power: q, 1 or 2.

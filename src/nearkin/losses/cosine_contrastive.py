@@ -19,9 +19,9 @@ class CosineContrastive(PairLoss):
     .. math::
         \frac{1}{N}\sum_i\Big(\sum_{j:\,y_j=y_i}(1-s_{ij}) + \sum_{j:\,y_j\ne y_i,\;s_{ij}>m}s_{ij}\Big)
 
-    with :math:`s` the cosine similarity. Unlike :class:`~nearkin.losses.Contrastive` it sums over the pairs of a
-    sample, so it grows with the number of references. A negative pair at the margin jumps from 0 to m: its gradient
-    is constant, not proportional to the violation. The C1 loss of the CCP paper (its appendix, "Hyperparameters").
+    with :math:`s` the cosine similarity. This is the C1 loss of the CCP paper (its appendix, "Hyperparameters"). Unlike
+    :class:`~nearkin.losses.Contrastive` it sums over the pairs of a sample, so it grows with the number of references.
+    A negative pair's term jumps from 0 to m at the margin, and its gradient is constant.
 
     Args:
         margin: m, the similarity above which a negative pair is pushed apart.

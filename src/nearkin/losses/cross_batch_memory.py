@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from nearkin.losses.embedding_queue import EmbeddingQueue
 from nearkin.losses.pair_loss import PairLoss
-from nearkin.numerics import Labels, as_labels, at_least_float32, check_at_least
+from nearkin.numerics import Labels, at_least_float32, check_at_least, checked_labels
 
 __all__ = ["CrossBatchMemory"]
 
@@ -19,9 +19,8 @@ class CrossBatchMemory(nn.Module):
         L(\text{batch}) + L(\text{batch vs memory})
 
     The memory is a queue of the last ``size`` embeddings, without gradient. It starts after ``warmup_steps``, when
-    embeddings drift slowly enough for old ones to be of use. A batch is compared with the memory first and stored
-    afterwards, so it never meets itself. Only training mode counts steps and stores. The memory and the number of steps
-    are in ``state_dict``.
+    embeddings drift slowly enough for old ones to be useful. A batch is stored after it was compared with the memory.
+    Only training mode counts steps and stores. The memory and the number of steps are in ``state_dict``.
 
     Args:
         pair_loss: the loss L.
@@ -53,19 +52,17 @@ class CrossBatchMemory(nn.Module):
     def memory_loss(self, embeddings: Tensor, labels: Labels) -> Tensor:
         """The term of the memory alone; in training mode it also counts the step and stores the batch.
 
-        For a method that chooses the pairs within the batch itself: it calls this once per step instead of the module.
+        A method that chooses the pairs within the batch itself calls this once per step instead of the module.
         """
-        memory, columns = self.memory, self.memory.embeddings.shape[1]
-        if memory.fill and embeddings.ndim == 2 and embeddings.shape[1] != columns:
-            raise ValueError(
-                f"embeddings must have {columns} columns, as those in the memory, got {embeddings.shape[1]}"
-            )
+        memory, columns, expected = self.memory, embeddings.shape[-1], self.memory.embeddings.shape[1]
+        if memory.fill and columns != expected:
+            raise ValueError(f"embeddings must have {expected} columns, as those in the memory, got {columns}")
         loss = at_least_float32(embeddings).new_zeros(())
         if memory.fill:
             loss = self.pair_loss(embeddings, labels, memory.embeddings, memory.labels)
         if self.training:
             if self.steps >= self.warmup_steps:
-                memory.put(embeddings, as_labels(labels, embeddings))
+                memory.put(embeddings, checked_labels(labels, embeddings))
             self.steps += 1
         return loss
 

@@ -13,7 +13,7 @@ from nearkin.numerics import at_least_float32
 class EmbeddingQueue(nn.Module):
     """The last ``size`` embeddings and their labels, without gradient.
 
-    Position and fill are counted on the host, so that no step waits for a device. Everything is in ``state_dict``.
+    Position and fill are Python numbers, so that no step waits for a device. Everything is in ``state_dict``.
 
     >>> queue = EmbeddingQueue(3)
     >>> queue.put(torch.tensor([[1.0], [2.0]]), torch.tensor([7, 7]))
@@ -44,7 +44,7 @@ class EmbeddingQueue(nn.Module):
 
     @torch.no_grad()
     def put(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Replace the oldest rows; of a batch larger than the queue only the last rows are kept."""
+        """Replace the oldest rows; of a batch larger than the queue keep the last rows."""
         if not self.fill:
             self._rows = at_least_float32(embeddings).new_zeros(self.size, embeddings.shape[1])
             self._labels = self._labels.to(embeddings.device)

@@ -19,10 +19,9 @@ _MEMORY_PER_CLASS = 50
 
 
 class PairWeights(NamedTuple):
-    """What each (sample, class) pair counts; constants to the gradient.
+    """The weight of each (sample, class) pair, a constant to the gradient.
 
-    ``positive [N]`` weighs a sample for its own class, ``negative [N, C]`` for every class; the entry of the own
-    class in ``negative`` is ignored.
+    ``positive [N]`` is for a sample's own class, ``negative [N, C]`` for the others; the own class's entry is ignored.
     """
 
     positive: Tensor
@@ -32,45 +31,45 @@ class PairWeights(NamedTuple):
 class InformativeSampleWeights(nn.Module):
     r"""The adaptive pair weights of Informative Sample-Aware Proxy (Li et al., MMAsia 2022), for any proxy loss.
 
-    Every class c has a count :math:`n` of the samples seen, outliers left out, and :math:`S_\text{avg}`, the mean
-    similarity of its embeddings in a first-in-first-out memory to its proxy. From these, with
+    Every class c has a count :math:`n` of the samples seen, without outliers, and :math:`S_\text{avg}`, the mean
+    similarity to its proxy of its embeddings in a first-in-first-out memory. From these, with
     :math:`\beta = (V-1)/V`:
 
     .. math::
         E &= \frac{1-\beta^n}{1-\beta}, \qquad \nu = \frac{1}{1+\ln(1+E)}, \qquad L = h\,S_\text{avg}, \\
         \sigma &= 1 + \frac{(1+e^{-\tau})(\nu-1)}{1+e^{V-E-\tau}}, \qquad \eta = (1+k(1-L))\,\nu + \lambda
 
-    (equations 8, 10, 14, 15, 17). A sample of similarity s is too easy for c above L, an outlier below L − η and
-    informative between: :math:`\omega^+ = 1+\sigma` where it is informative, else σ; and a negative counts
+    (equations 8, 10, 14, 15, 17). A sample of similarity s to its class is too easy above L, an outlier below L − η and
+    informative between: :math:`\omega^+ = 1+\sigma` where it is informative, else σ. A negative has
     :math:`\omega^- = 1/\max(1, E)` where :math:`s < L - \eta`, else 1 (equation 16). Negatives are weighed as soon as
     the class is in memory, positives once the filter is on too (algorithm 1). All weights of a class are 1 while it has
-    nothing in memory, or while fewer than ``filter_after`` of its samples have been seen. They carry no gradient.
+    nothing in memory, or while fewer than ``filter_after`` of its samples have been seen.
 
-    Give it to a loss as ``weighting=``: its formula asks for :meth:`weights`, and after a training step it calls
-    :meth:`update`. Its state is in ``state_dict``. A step costs O(memory_size · dim) and never makes the host wait.
+    Give it to a loss as ``weighting=``. The loss calls :meth:`weights` in its formula and :meth:`update` after a
+    training step. The state is in ``state_dict``. A step costs O(memory_size · dim) and never makes the host wait.
 
     Args:
         num_classes: number of training classes, C.
         dim: dimension of the embeddings.
-        memory_size: T, the most embeddings kept, which the paper does not give: take the number of training images, as
-            a recipe does. Default: 50 per class, at most 55,000.
+        memory_size: T, the most embeddings kept, which the paper does not give; a recipe takes the number of training
+            images. Default: 50 per class, at most 55,000.
         volume: V, the number of samples that fill a class.
-        hardness: h, scales the mean similarity of a class in memory down to where samples begin to be easy.
-        sensitivity: k, how much further the search for informative samples goes in a hard class.
+        hardness: h, the factor on the mean similarity of a class in memory above which samples are easy.
+        sensitivity: k, how much longer the search length is in a hard class.
         search_margin: λ, added to the search length.
         decay: τ, when the positive weights begin to fall.
         positive_penalty: what replaces σ in the weights of positives (table 3): ``"sigma"`` itself, ``"nu"``,
             ``"effective"`` for 1/max(1, E), or ``"none"`` for 1, so that informative positives count 2. With
             ``"uniform"`` every positive counts 1, informative or not, as in the table's first two columns.
-        negative_penalty: what easy negatives count: ``"effective"`` for 1/max(1, E), as published, or ``"none"`` for 1.
-            A weight multiplies the exponent: an easy negative's, far below zero, becomes nearly zero, and the more
-            there are of them the less the hard ones are pushed away.
-        memory_from: epoch, counted from 0, with which the memory goes on. Default: 1, as released 2.
-        filter_from: epoch, counted from 0, with which the filter goes on. Default: 2, as released 3.
-        filter_after: samples of a class that have to be seen before the filter acts on it, not in the paper.
-        as_released: do as the authors' code does: a memory of 55,000, L = 1 for a class that has not been in memory
-            yet, so that its negatives are weighed from the first step, and memory and filter an epoch later. A recipe
-            adds ``training.max_grad_value=10``, their clipping.
+        negative_penalty: the weight of easy negatives: ``"effective"`` for 1/max(1, E), as published, or ``"none"`` for
+            1. As the weight multiplies the exponent, which is far below zero for an easy negative, many lighter
+            negatives reduce the push on the hard ones.
+        memory_from: first epoch with the memory, counted from 0. Default: 1, as released 2.
+        filter_from: first epoch with the filter, counted from 0. Default: 2, as released 3.
+        filter_after: samples of a class that must be seen before the filter acts on it, not in the paper.
+        as_released: follow the authors' code: a memory of 55,000, L = 1 for a class that has not been in memory yet, so
+            that its negatives are weighed from the first step, and memory and filter an epoch later. A recipe adds
+            their clipping, ``training.max_grad_value=10``.
 
     Example:
         >>> weighting = InformativeSampleWeights(num_classes=10, dim=8)
@@ -131,27 +130,26 @@ class InformativeSampleWeights(nn.Module):
         self.filter_from = filter_from
         self.filter_after = filter_after
         self.as_released = as_released
-        # Python values, so that asking for them never waits for a device; get_extra_state saves them.
+        # Python values, so that reading them never waits for a device; get_extra_state saves them.
         self.memory_on = False
         self.filter_on = False
         self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.int64))
         self.register_buffer("average", torch.full((num_classes,), 1.0 / hardness if as_released else 0.0))
         self.register_buffer("in_memory", torch.zeros(num_classes, dtype=torch.int64))
-        # The ring of embeddings, and a last row where rows that are not kept are written: shapes stay fixed that way.
-        # An empty row has the label num_classes.
+        # A ring buffer of embeddings; its last row takes those not kept. An empty row has the label num_classes.
         self.register_buffer("memory", torch.zeros(memory_size + 1, dim))
         self.register_buffer("memory_labels", torch.full((memory_size + 1,), num_classes))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         self.register_buffer("last_batch", torch.zeros(3, dtype=torch.int64))
 
     def begin_epoch(self, epoch: int) -> None:
-        """Memory and filter on from their epochs, counted from 0."""
+        """Turn memory and filter on from their epochs; ``epoch`` is counted from 0."""
         self.memory_on = epoch >= self.memory_from
         self.filter_on = epoch >= self.filter_from
 
     @torch.no_grad()
     def judgement(self, similarities: Tensor, labels: Tensor) -> Judgement:
-        """Which samples of class similarities ``[N, C]`` and labels ``[N]`` are easy, informative or outliers now."""
+        """Which samples with class similarities ``[N, C]`` and labels ``[N]`` are easy, informative or outliers."""
         at = self._thresholds(similarities.dtype)
         positive = similarities.gather(1, labels[:, None]).squeeze(1)
         learned, outlier = torch.stack([at.learned, at.outlier]).index_select(1, labels).unbind()
@@ -159,7 +157,7 @@ class InformativeSampleWeights(nn.Module):
 
     @torch.no_grad()
     def weights(self, similarities: Tensor, labels: Tensor) -> PairWeights | None:
-        """Weights for class similarities ``[N, C]`` and labels ``[N]``; None stands for weights of 1 throughout."""
+        """Weights for class similarities ``[N, C]`` and labels ``[N]``; None where all are 1."""
         if not (self.memory_on or self.filter_on or self.as_released):
             return None
         at = self._thresholds(similarities.dtype)
@@ -179,15 +177,15 @@ class InformativeSampleWeights(nn.Module):
         *,
         linear: bool = False,
     ) -> None:
-        """Take in a batch, after its loss.
+        """Update counts and memory with a batch, after its loss.
 
         Args:
             embeddings: normalised, ``[N, dim]``.
             labels: ``[N]``.
-            similarities: to the classes, ``[N, C]``, as :meth:`weights` got them.
-            positive_similarities: gives the similarities ``[T]`` of normalised embeddings ``[T, dim]`` to the classes
-                that labels ``[T]`` name, with the present proxies; without labels row c is of class c.
-            linear: it is linear in the embeddings: the mean over a class's memory is then taken before the similarity.
+            similarities: to the classes, ``[N, C]``, as given to :meth:`weights`.
+            positive_similarities: a function from normalised embeddings ``[T, dim]`` and labels ``[T]`` to the
+                similarities ``[T]`` to the present proxies of these classes; without labels row c is of class c.
+            linear: whether it is linear in the embeddings, so that a class's memory can be summed first.
         """
         judged = self.judgement(similarities, labels)
         torch.sum(torch.stack(judged), 1, out=self.last_batch)
@@ -198,10 +196,10 @@ class InformativeSampleWeights(nn.Module):
             self._average(labels, positive_similarities, linear=linear)
 
     def diagnostics(self) -> dict[str, Tensor | float]:
-        """Where every class stands ``[num_classes]``, and how the last batch was made up.
+        """The thresholds of every class ``[num_classes]``, and the composition of the last batch.
 
         ``effective_number`` (E), ``learned_similarity`` (L), ``search_length`` (η) and ``in_memory`` (embeddings in
-        memory; at 0 the thresholds are not used) per class; ``easy``, ``informative`` and ``outlier`` are shares of
+        memory; at 0 the thresholds are not used) are per class. ``easy``, ``informative`` and ``outlier`` are shares of
         the last batch's samples of classes in memory, all 0 where there were none.
         """
         at = self._thresholds(self.average.dtype)
@@ -244,15 +242,14 @@ class InformativeSampleWeights(nn.Module):
             if not self.as_released:
                 known &= self.in_memory > 0
             positive = torch.where(known, positive, 1.0)
-            # No similarity is above, below or equal to NaN: in a class that is not known nothing is
-            # easy, informative or an outlier.
+            # Every comparison with NaN is false: no sample of an unknown class is easy, informative or an outlier.
             learned, outlier = (torch.where(known, threshold, math.nan) for threshold in (learned, outlier))
         return Thresholds(*(x.to(dtype) for x in (effective, search_length, learned, outlier, positive, easy_negative)))
 
     def _enqueue(self, embeddings: Tensor, labels: Tensor, kept: Tensor) -> None:
         size, spare = self.memory_size, self.memory_size
         rank = kept.cumsum(0)
-        # Of a batch larger than the memory only the last rows would stay: the others are not written at all.
+        # Of a batch larger than the memory only the last rows are written.
         stays = kept & (rank > rank[-1] - size)
         slot = torch.where(stays, (rank + (self.pointer - 1)).remainder_(size), spare)
         self.memory.index_copy_(0, slot, embeddings.to(self.memory.dtype))
@@ -278,7 +275,7 @@ class InformativeSampleWeights(nn.Module):
 
 
 class Thresholds(NamedTuple):
-    """Per class ``[num_classes]``: E, η, L, L − η, and what positives (σ) and easy negatives (1/max(1, E)) count."""
+    """Per class ``[num_classes]``: E, η, L, L − η, σ for positives, and the weight of easy negatives (1/max(1, E))."""
 
     effective_number: Tensor
     search_length: Tensor

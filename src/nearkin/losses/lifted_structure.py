@@ -20,8 +20,8 @@ class LiftedStructure(PairLoss):
 
     with :math:`P` the positive pairs and :math:`d` the Euclidean distance of the normalised vectors. Like
     :class:`~nearkin.losses.Triplet` with a soft choice of the nearest negative. Needs batches in which classes have at
-    least two samples, or references. Then :math:`j` and :math:`k` are references and :math:`l` runs over the batch, as
-    PROFS (section 5.3) has it. A pair without any negative costs nothing.
+    least two samples, or references; :math:`j` and :math:`k` are then references and :math:`l` is in the batch (PROFS,
+    section 5.3). A pair without negatives costs nothing.
 
     Args:
         neg_margin: m₋, the paper's α.

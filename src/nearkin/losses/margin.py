@@ -14,7 +14,7 @@ from nearkin.numerics import EXCLUDED, Normalisation, check_choice
 __all__ = ["Margin"]
 
 NEAREST, FARTHEST = 0.5, 1.4
-"""A negative nearer than the first weighs as one at that distance, and one beyond the second nothing."""
+"""Negatives nearer than the first have the weight of that distance, and those beyond the second have none."""
 
 
 class Margin(PairLoss):
@@ -23,13 +23,13 @@ class Margin(PairLoss):
     .. math::
         [d - \beta + \delta]_+ \text{ for positive pairs}, \qquad [\beta + \delta - d]_+ \text{ for negative pairs}
 
-    with :math:`d` the Euclidean distance of the normalised vectors. :class:`~nearkin.losses.Contrastive` with the
-    margins β − δ and β + δ, except that β is a Parameter and that the two kinds of pairs weigh the same. Needs batches
-    in which classes have at least two samples, or references.
+    with :math:`d` the Euclidean distance of the normalised vectors. It is :class:`~nearkin.losses.Contrastive` with the
+    margins β − δ and β + δ, except that β is a Parameter and that positive and negative pairs weigh the same. Needs
+    batches in which classes have at least two samples, or references.
 
     Args:
         margin: δ, half the width of the band around the boundary.
-        beta: start of the boundary β; ``loss.beta`` is the Parameter and belongs in the optimiser.
+        beta: initial boundary β; ``loss.beta`` is the Parameter, for the optimiser.
         reduction: ``"nonzero"`` averages the non-zero terms; ``"pairs"`` divides the plain sum by the number of pairs,
             equation (3.3) of the PROFS paper.
         negatives: ``"all"`` negative pairs of each sample; its ``"hard"`` ones: the nearest, as many as it has positive
@@ -59,15 +59,13 @@ class Margin(PairLoss):
         check_choice("nonzero", "pairs", reduction=reduction)
         check_choice("all", "hard", "distance_weighted", negatives=negatives)
         if negatives == "distance_weighted" and normalisation != "l2":
-            raise ValueError(
-                "negatives='distance_weighted' is for the unit sphere: it needs normalisation 'l2', not 'ball'"
-            )
+            raise ValueError("negatives='distance_weighted' is for the unit sphere: it needs normalisation 'l2'")
         self.margin = margin
         self.beta = nn.Parameter(torch.tensor(float(beta)))
         self.reduction = reduction
         self.negatives = negatives
         self.steps = 0
-        """Calls in training mode, which number the random draws: a resumed run and every process draw the same."""
+        """Calls in training mode. They seed the draws, so that a resumed run and every process draw the same."""
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
         if self.negatives == "hard":
@@ -81,7 +79,7 @@ class Margin(PairLoss):
         return (times * terms).sum() / counted.sum().clamp_min(1)
 
     def _times(self, pairs: Pairs) -> Tensor:
-        """How often each pair counts, ``[N, M]``."""
+        """The weight of each pair, ``[N, M]``."""
         if self.negatives == "distance_weighted":
             return pairs.positive + self._draw(pairs)
         if self.reduction == "pairs":
@@ -92,9 +90,9 @@ class Margin(PairLoss):
 
     @torch.no_grad()
     def _draw(self, pairs: Pairs) -> Tensor:
-        """How often each negative pair is drawn, ``[N, M]``: of each sample as many as it has positive pairs."""
+        """How often each negative pair is drawn, ``[N, M]``: for each sample as many as it has positive pairs."""
         weights = sampling_weights(pairs)
-        # Neighbouring seeds would give related numbers, so they are scattered.
+        # Consecutive seeds would give correlated numbers, so they are hashed.
         seed = np.random.SeedSequence((torch.initial_seed(), self.steps)).generate_state(1, np.uint64)
         generator = torch.Generator(weights.device).manual_seed(int(seed[0]) >> 1)
         self.steps += self.training
@@ -113,12 +111,12 @@ class Margin(PairLoss):
 
 @torch.no_grad()
 def sampling_weights(pairs: Pairs) -> Tensor:
-    r"""With which probability a sample's negative pairs are drawn, ``[N, M]`` (Wu et al., section 4).
+    r"""The probability with which each negative pair of a sample is drawn, ``[N, M]`` (Wu et al., section 4).
 
-    Two random points of the unit sphere are :math:`d` apart with a density :math:`q(d) \propto
-    d^{D-2}\,(1 - d^2/4)^{(D-3)/2}`, nearly always about √2. Weighted by :math:`1/q(d)`, all distances are drawn alike.
-    ``NEAREST`` bounds the weight, as very near negatives make noisy gradients, and those beyond ``FARTHEST``
-    cost nothing; both are as released. Where a sample has no nearer one, all its negatives are drawn alike.
+    The distance of two random points on the unit sphere has the density :math:`q(d) \propto
+    d^{D-2}\,(1 - d^2/4)^{(D-3)/2}`, concentrated at √2. Weights of :math:`1/q(d)` make all distances equally likely.
+    ``NEAREST`` bounds the weights, as very near negatives have noisy gradients, and negatives beyond ``FARTHEST`` cost
+    nothing; both are as released. A sample with none nearer draws all its negatives with the same probability.
 
     Example:
         >>> sampling_weights(Margin().pairs(torch.eye(3), torch.tensor([0, 0, 1])))[2]

@@ -15,13 +15,12 @@ __all__ = ["MomentumProxyAnchor", "update_ema"]
 class MomentumProxyAnchor(ProxyAnchor):
     r"""MoCo-PA, the baseline of the VCPA paper (Kim et al., AISTATS 2022, section 4.7).
 
-    The same as :class:`~nearkin.losses.ProxyAnchor`, computed over the batch together with a first-in-first-out queue
-    of embeddings of past batches. The queue pulls and pushes the proxies but sends no gradient to the network. A batch
-    is put into the queue after its loss, so no image meets itself.
+    The same as :class:`~nearkin.losses.ProxyAnchor` over the batch and a first-in-first-out queue of embeddings of past
+    batches, which gives gradients to the proxies only and is in ``state_dict``. A batch is queued after its loss.
 
-    What is queued comes from a second network that follows the trained one, :math:`w \leftarrow m w + (1-m)\theta`
-    (``update_ema``). That network belongs to the loop, which passes its embeddings of the same batch as ``keys``.
-    Without ``keys`` the batch's own embeddings are queued, as with ``momentum=0``.
+    The queue takes embeddings from a second network that follows the trained one, :math:`w \leftarrow m w +
+    (1-m)\theta` (``update_ema``). The training loop owns that network and passes its embeddings of the same batch as
+    ``keys``. Without ``keys`` the batch's own embeddings are queued, as with ``momentum=0``.
 
     Args:
         num_classes: number of training classes, C.
@@ -30,8 +29,6 @@ class MomentumProxyAnchor(ProxyAnchor):
         alpha: scale α.
         momentum: m, which the paper varies around 0.999.
         queue_size: embeddings in the queue; the paper has 900, five batches.
-
-    The queue is in ``state_dict``.
 
     Example:
         >>> loss = MomentumProxyAnchor(num_classes=10, dim=8, queue_size=6)

@@ -21,9 +21,9 @@ class MultiProxyAnchor(ProxyLoss):
         +\frac{1}{C}\sum_{c}\log\Big(1+\sum_{x\in X^-_c}e^{\alpha(S(x,c)+\delta)}\Big) + \tau\,\text{Reg}
 
     (equation 7) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
-    :class:`ProxyAnchor`, but a class may have several centres; with K = 1 and τ = 0 the two are equal.
-    The paper's divisor of the second sum, the classes that have a negative in the batch, are all classes unless the
-    batch is of one class. :class:`DataWiseMultiProxyAnchor` and :class:`AllPairsMultiProxyAnchor` sum over classes.
+    :class:`ProxyAnchor`, but a class may have several centres; with K = 1 and τ = 0 the two are equal. The paper's
+    divisor of the second sum, the classes with a negative in the batch, is C unless the batch has only one class.
+    :class:`DataWiseMultiProxyAnchor` and :class:`AllPairsMultiProxyAnchor` sum over classes.
 
     Args:
         num_classes: number of training classes, C.
@@ -33,9 +33,9 @@ class MultiProxyAnchor(ProxyLoss):
         margin: δ.
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         tau: τ, weight of the regulariser.
-        class_similarity: how the similarities to a class's proxies make S: weighted by their softmax (``"softmax"``),
-            the largest (``"max"``) or their mean (``"mean"``).
-        start_scale: the proxies' length at the start, times the usual, which falls with √K; √K gives Proxy-Anchor's.
+        class_similarity: how S combines the similarities to a class's proxies: weighted by their softmax
+            (``"softmax"``), the largest (``"max"``) or their mean (``"mean"``).
+        start_scale: factor on the proxies' initial length, which falls with √K; √K gives Proxy-Anchor's length.
         weighting: weigh pairs by how informative they are.
 
     Example:

@@ -20,8 +20,8 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
         S'(x_i,c) = \begin{cases}\delta-S(x_i,c) & c=y_i\\ S(x_i,c)+\delta & c\ne y_i\end{cases}
 
     (equation 17) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
-    :class:`DataWiseMultiProxyAnchor`, but the true class stands in one sum with the others, so how hard a sample is
-    pulled depends on how near the other classes are.
+    :class:`DataWiseMultiProxyAnchor`, but with the true class and the others in one sum, so the pull on a sample
+    depends on the distance of the other classes.
 
     Args:
         num_classes: number of training classes, C.
@@ -32,7 +32,7 @@ class AllPairsMultiProxyAnchor(DataWiseMultiProxyAnchor):
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         tau: τ, weight of the regulariser.
         class_similarity: ``"softmax"``, ``"max"`` or ``"mean"``, as in :class:`MultiProxyAnchor`.
-        start_scale: the proxies' length at the start, times the usual, as in :class:`MultiProxyAnchor`.
+        start_scale: factor on the proxies' initial length, as in :class:`MultiProxyAnchor`.
 
     Example:
         >>> loss = AllPairsMultiProxyAnchor(num_classes=10, dim=8)

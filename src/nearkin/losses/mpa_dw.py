@@ -19,8 +19,8 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
         +\log\Big(1+\sum_{c\ne y_i}e^{\alpha(S(x_i,c)+\delta)}\Big)\Big] + \tau\,\text{Reg}
 
     (equation 13) with the class similarity :math:`S` and the regulariser of :class:`SoftTriple`. Same as
-    :class:`MultiProxyAnchor`, but each sample is compared over the classes, not each class over the samples, so the
-    rest of the batch has no say in a sample's gradient.
+    :class:`MultiProxyAnchor`, but the sums are over the classes for each sample instead of over the samples for each
+    class, so a sample's gradient does not depend on the rest of the batch.
 
     Args:
         num_classes: number of training classes, C.
@@ -31,7 +31,7 @@ class DataWiseMultiProxyAnchor(ProxyLoss):
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         tau: τ, weight of the regulariser.
         class_similarity: ``"softmax"``, ``"max"`` or ``"mean"``, as in :class:`MultiProxyAnchor`.
-        start_scale: the proxies' length at the start, times the usual, as in :class:`MultiProxyAnchor`.
+        start_scale: factor on the proxies' initial length, as in :class:`MultiProxyAnchor`.
 
     Example:
         >>> import torch

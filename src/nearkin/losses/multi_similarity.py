@@ -19,7 +19,7 @@ class MultiSimilarity(PairLoss):
         +\frac{1}{\beta}\log\Big(1+\sum_{n\in N_i}e^{\beta(s_{in}-\lambda)}\Big)\Big]
 
     with :math:`s` the cosine similarity. Mining keeps the positives less similar than the most similar negative plus ε
-    and the negatives more similar than the least similar positive minus ε; a sample without one of the two kinds then
+    and the negatives more similar than the least similar positive minus ε; a sample without positives or negatives then
     adds nothing. Needs batches in which classes have at least two samples, or references.
 
     Args:

@@ -18,19 +18,19 @@ class NPair(PairLoss):
     .. math::
         \log\Big(1+\sum_{n}e^{s_{an}-s_{ap}}\Big), \quad \text{averaged over the pairs of anchor and positive}
 
-    with :math:`s` the inner product of the vectors. Without references the first sample of a class is its
-    anchor, the second its positive, and the positives of the other classes are the anchor's negatives; further
-    samples, and classes with only one, are left out, so batches should hold two samples per class. With references
-    every sample is an anchor, every reference of its class a positive, and those of other classes its negatives.
+    with :math:`s` the inner product of the vectors. Without references the first sample of a class is its anchor, the
+    second its positive, and the positives of the other classes are the anchor's negatives. Further samples, and classes
+    with only one, are ignored, so batches should have two samples per class. With references every sample is an anchor,
+    the references of its class are its positives and the others its negatives.
 
-    Normalised vectors have inner products of 1 at most, which keeps the softmax nearly flat. Sohn leaves the vectors as
-    long as they are and adds :math:`\tfrac{\lambda}{2}` times the mean of :math:`\lVert x\rVert^2` over anchors and
-    positives: ``NPair(length_penalty=0.002)``. He gives no λ; this one is TensorFlow's. In a training run the network
-    then keeps the lengths too, and its embeddings are normalised only where they are scored or searched.
+    Normalised vectors have inner products of at most 1, so that the softmax is nearly flat. Sohn does not normalise
+    them and adds :math:`\tfrac{\lambda}{2}` times the mean of :math:`\lVert x\rVert^2` over anchors and positives:
+    ``NPair(length_penalty=0.002)``, with TensorFlow's λ, as he gives none. In a training run the network then does not
+    normalise either; its embeddings are normalised only for scores and search.
 
     Args:
-        length_penalty: λ, for vectors that keep their length; None for normalised ones without a penalty.
-        normalisation: ``"l2"`` or ``"ball"``, of vectors that are normalised.
+        length_penalty: λ, for vectors with their own length; None for normalised ones without a penalty.
+        normalisation: ``"l2"`` or ``"ball"``, of normalised vectors.
 
     Example:
         >>> loss = NPair()
@@ -50,9 +50,9 @@ class NPair(PairLoss):
         negatives = log_sum_exp_where(pairs.similarity, pairs.negative, dim=1)
         value = mean_where(F.softplus(negatives[:, None] - pairs.similarity), pairs.positive)
         if self.length_penalty:
-            for vectors, across in ((pairs.queries, 1), (pairs.references, 0)):
-                taking_part = pairs.positive.any(across)
-                value = value + self.length_penalty / 4 * mean_where(vectors.square().sum(1), taking_part)
+            for vectors, dim in ((pairs.queries, 1), (pairs.references, 0)):
+                mean = mean_where(vectors.square().sum(1), pairs.positive.any(dim))
+                value = value + self.length_penalty / 4 * mean
         return value
 
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
@@ -65,9 +65,9 @@ class NPair(PairLoss):
 
 
 def _first_two(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Indices ``[N // 2]`` of the first and of the second sample of each class that has two, and which are real.
+    """Indices ``[N // 2]`` of the first and of the second sample of each class with two, and which entries are valid.
 
-    A number that depends on the labels would have to be read back from the device.
+    The number of entries does not depend on the labels, which would have to be read back from the device.
     """
     if len(labels) < 2:
         return torch.zeros_like(labels), torch.zeros_like(labels), torch.zeros_like(labels, dtype=torch.bool)
@@ -76,5 +76,5 @@ def _first_two(labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     # A second sample repeats its neighbour's label, and that neighbour repeats nobody's.
     second = repeats.clone()
     second[1:] &= ~repeats[:-1]
-    found = second.byte().argsort(descending=True, stable=True)[: len(labels) // 2]
-    return order[found], order[found + 1], second[found]
+    index = second.byte().argsort(descending=True, stable=True)[: len(labels) // 2]
+    return order[index], order[index + 1], second[index]

@@ -1,4 +1,4 @@
-"""What every loss on pairs shares: the checks, the references, positive and negative pairs and their distances."""
+"""The base class of losses on pairs: checks, references, positive and negative pairs and their distances."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from nearkin.numerics import (
     Labels,
     Normalisation,
-    as_labels,
     at_least_float32,
     check_choice,
     check_embeddings,
-    check_labels,
+    checked_labels,
     full_precision,
     normalise,
     rounding_floor,
@@ -44,9 +43,9 @@ class Pairs:
     within_batch: bool
 
     def distance(self, *, squared: bool = False) -> Tensor:
-        """``‖q − r‖`` or its square, ``[N, M]``; exactly 0, with gradient 0, for vectors that differ by rounding only.
+        """``‖q − r‖`` or its square, ``[N, M]``; exactly 0, with gradient 0, for vectors that differ only by rounding.
 
-        Otherwise a loss that averages non-zero terms would count a sample and its own copy or not by chance.
+        Otherwise rounding would decide whether a loss that averages non-zero terms counts a sample and its copy.
         """
         of_queries = self.queries.square().sum(dim=1)
         of_references = of_queries if self.within_batch else self.references.square().sum(dim=1)
@@ -60,18 +59,17 @@ class Pairs:
 class PairLoss(nn.Module):
     """``loss(embeddings, labels, references=None, reference_labels=None) -> scalar``.
 
-    Without references the batch is compared with itself and no sample with itself. With references every
-    (sample, reference) pair counts: they are a method's proxies, class representatives or a memory of past batches.
-    A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`). Everything is computed in float32 or better,
-    whatever autocast and TF32 say.
+    Without references the batch is compared with itself, and no sample with itself. With references every
+    (sample, reference) pair counts; they may be a method's proxies, class representatives or a memory of past batches.
+    A subclass turns :class:`Pairs` into a loss (:meth:`from_pairs`), in full float32 precision also under autocast.
 
-    ``representatives`` says what the class representatives of PROFS are to a loss: its anchors; anchors with as many
+    ``representatives`` is the role of PROFS's class representatives in a loss: its anchors; anchors with as many
     negative pairs as positive ones, for a loss that weighs easy and hard pairs alike; or the positives of its anchors.
     """
 
     representatives: ClassVar[Literal["anchors", "balanced anchors", "positives"]] = "anchors"
     keeps_length: bool = False
-    """Whether it takes vectors as long as they are, so that the network must not normalise them in training."""
+    """Whether the loss needs the vectors' lengths, so that the network must not normalise them in training."""
 
     def __init__(self, *, normalisation: Normalisation = "l2") -> None:
         super().__init__()
@@ -90,7 +88,7 @@ class PairLoss(nn.Module):
             return self.from_pairs(pairs)
 
     def from_pairs(self, pairs: Pairs) -> Tensor:
-        """The loss of the pairs that the two masks mark."""
+        """The loss of the pairs in the two masks."""
         raise NotImplementedError
 
     def pairs(
@@ -100,26 +98,23 @@ class PairLoss(nn.Module):
         references: Tensor | None = None,
         reference_labels: Labels | None = None,
     ) -> Pairs:
-        """The pairs that ``forward`` looks at.
+        """The pairs of ``forward``.
 
-        A method that wants fewer narrows the masks with :func:`dataclasses.replace` and calls :meth:`from_pairs`.
+        A method can narrow the masks with :func:`dataclasses.replace` and call :meth:`from_pairs`.
         """
         if (references is None) != (reference_labels is None):
             raise ValueError("references and reference_labels go together: give both or neither")
         check_embeddings(embeddings)
-        labels = as_labels(labels, embeddings)
-        check_labels(labels, embeddings.shape[0])
-        if references is None or reference_labels is None:
-            with full_precision(embeddings.device.type):
-                return self._within(embeddings, labels)
-        check_embeddings(references, dim=embeddings.shape[1], name="references")
-        reference_labels = as_labels(reference_labels, embeddings, name="reference_labels")
-        check_labels(reference_labels, references.shape[0], name="reference_labels")
+        labels = checked_labels(labels, embeddings)
         with full_precision(embeddings.device.type):
+            if references is None or reference_labels is None:
+                return self._within(embeddings, labels)
+            check_embeddings(references, dim=embeddings.shape[1], name="references")
+            reference_labels = checked_labels(reference_labels, references, name="reference_labels")
             queries = self._normalised(embeddings)
-            others = self._normalised(references).to(queries.dtype)
+            references = self._normalised(references).to(queries.dtype)
             same = labels[:, None] == reference_labels
-            return Pairs(queries, others, products(queries, others), same, ~same, within_batch=False)
+            return Pairs(queries, references, products(queries, references), same, ~same, within_batch=False)
 
     def _within(self, embeddings: Tensor, labels: Tensor) -> Pairs:
         queries = self._normalised(embeddings)
@@ -133,7 +128,7 @@ class PairLoss(nn.Module):
 
 
 def hardest_negatives(pairs: Pairs) -> Pairs:
-    """Of each query's negative pairs only the nearest, as many as it has positive ones (PROFS, section 5.3)."""
+    """Keep each query's nearest negative pairs, as many as it has positive ones (PROFS, section 5.3)."""
     with torch.no_grad():
         distance = pairs.distance(squared=True).masked_fill_(~pairs.negative, float("inf"))
         rank = distance.argsort(dim=1, stable=True).argsort(dim=1)
@@ -142,12 +137,12 @@ def hardest_negatives(pairs: Pairs) -> Pairs:
 
 
 def mean_where(terms: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``terms`` over the entries where ``mask`` holds; 0 where it holds nowhere."""
+    """Mean of ``terms`` where ``mask`` holds, or 0 if it holds nowhere."""
     return (terms * mask).sum() / mask.sum().clamp_min(1)
 
 
 def products(x: Tensor, y: Tensor) -> Tensor:
-    """Inner products ``x yᵀ`` of the rows of ``x [N, D]`` and ``y [M, D]``; in full precision, and so is the gradient.
+    """Inner products ``x yᵀ`` of the rows of ``x [N, D]`` and ``y [M, D]``, with their gradient in full precision.
 
     >>> products(torch.eye(2), torch.tensor([[3.0, 4.0]]))
     tensor([[3.],
@@ -166,6 +161,6 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
         x, y = ctx.saved_tensors
-        into_x, into_y = ctx.needs_input_grad
+        needs_x, needs_y = ctx.needs_input_grad
         with full_precision(x.device.type):
-            return gradient @ y if into_x else None, gradient.T @ x if into_y else None
+            return gradient @ y if needs_x else None, gradient.T @ x if needs_y else None

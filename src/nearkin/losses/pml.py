@@ -1,7 +1,6 @@
 """Losses of pytorch-metric-learning: ``objective.name=pml:CircleLoss``, with its own options and ``objective.miner``.
 
-Checkpoints, resume and comparisons work as with the losses of this package. Methods that need a loss's pairs or
-proxies, as CCP and PROFS do, do not take them.
+Checkpoints, resume and comparisons work as with this package's losses. CCP and PROFS do not accept them.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nearkin.errors import RecipeError, did_you_mean, require
-from nearkin.numerics import Labels, as_labels, at_least_float32, check_embeddings, full_precision
+from nearkin.numerics import Labels, at_least_float32, check_embeddings, checked_labels, full_precision
 
 PREFIX = "pml:"
 TWO_VIEWS = "it compares two views of each image, and a batch has one"
@@ -27,9 +26,9 @@ REFUSED = {
     "VICRegLoss": TWO_VIEWS,
 }
 SIZES = {"num_classes": "num_classes", "embedding_size": "dim", "descriptors_dim": "dim"}
-"""What the library calls the sizes that the data and the encoder decide."""
+"""The library's names of the sizes, and ours."""
 OBJECTS = ("reducer", "distance", "collect_stats", "mat_based_loss", "weight_init_func")
-"""Arguments that are objects, which a recipe cannot hold, as those of regularisers are."""
+"""Arguments that are objects, which a recipe cannot contain; so are those of regularisers."""
 
 
 class PmlLoss(nn.Module):
@@ -53,12 +52,12 @@ class PmlLoss(nn.Module):
 
     @property
     def class_weights(self) -> list[nn.Parameter]:
-        """What it learns for the classes, which takes the learning rate of proxies."""
+        """The parameters with the learning rate of proxies."""
         return list(self.loss.parameters())
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
         check_embeddings(embeddings)
-        labels = as_labels(labels, embeddings)
+        labels = checked_labels(labels, embeddings)
         with full_precision(embeddings.device.type):
             embeddings = at_least_float32(embeddings)
             chosen = None if self.miner is None else self.miner(embeddings, labels)
@@ -75,13 +74,12 @@ def pml_loss(name: str) -> type[PmlLoss]:
     >>> loss(torch.eye(4, 8), torch.tensor([0, 0, 1, 1])).item() > 0
     True
     """
-    library = require("pytorch_metric_learning.losses", "pml")
-    known = {key: value for key, value in vars(library).items() if _is_loss(value)}
+    known = _losses()
     bare = name.removeprefix(PREFIX)
     if bare in REFUSED:
         raise RecipeError(f"{name} does not work here: {REFUSED[bare]}")
     if bare not in known:
-        raise RecipeError(f"unknown objective {name!r}: {did_you_mean(bare, sorted(known))}")
+        raise RecipeError(f"unknown objective {name!r}: {did_you_mean(bare, known)}")
     loss_class = known[bare]
     keyword = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY, annotation=Any)
     sizes = [inspect.Parameter(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in ("num_classes", "dim")]
@@ -100,29 +98,29 @@ def pml_loss(name: str) -> type[PmlLoss]:
 
 
 def pml_names() -> list[str]:
-    """Every loss that ``pml:`` serves; none without the library.
+    """The losses of ``pml:`` by name.
 
     >>> pml_names()[:3]
     ['pml:AngularLoss', 'pml:ArcFaceLoss', 'pml:CircleLoss']
     """
-    library = require("pytorch_metric_learning.losses", "pml")
-    return sorted(f"{PREFIX}{key}" for key, value in vars(library).items() if _is_loss(value) and key not in REFUSED)
+    return sorted(f"{PREFIX}{name}" for name in _losses() if name not in REFUSED)
 
 
-def _is_loss(value: object) -> bool:
-    return inspect.isclass(value) and value.__name__.endswith("Loss") and value.__name__ != "GenericPairLoss"
+def _losses() -> dict[str, type[nn.Module]]:
+    library = vars(require("pytorch_metric_learning.losses", "pml"))
+    return {name: loss for name, loss in library.items() if name.endswith("Loss") and name != "GenericPairLoss"}
 
 
 def _parameters(loss: type[nn.Module]) -> dict[str, inspect.Parameter]:
-    """The named arguments of a constructor, and of those that it passes the others on to."""
-    found: dict[str, inspect.Parameter] = {}
+    """The named arguments of a constructor and of its parents' constructors."""
+    parameters: dict[str, inspect.Parameter] = {}
     for ancestor in loss.__mro__:
         if "__init__" not in vars(ancestor) or ancestor is nn.Module:
             continue
         for key, parameter in list(inspect.signature(vars(ancestor)["__init__"]).parameters.items())[1:]:
             if parameter.kind not in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-                found.setdefault(key, parameter)
-    return found
+                parameters.setdefault(key, parameter)
+    return parameters
 
 
 def _build_miner(miner: str | Mapping[str, Any]) -> nn.Module:

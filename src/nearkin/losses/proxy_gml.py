@@ -27,15 +27,11 @@ class ProxyGML(ProxyLoss):
         -\frac{\lambda}{CK}\sum_{c,k}\log\frac{e^{Z^p_{ck,c}}}{\sum_{c'}e^{Z^p_{ck,c'}}}, \qquad
         Z^p_{ck,c'} = \sum_l s(p_{ck},p_{c'l})
 
-    with :math:`s` the cosine similarity and K proxies per class. Every sample has edges to :math:`\lceil rCK\rceil`
-    proxies, its sub-graph :math:`G_i`: those of its own class, whatever their similarity, and the most similar others.
-    Along the edges labels go back from proxies to the sample (reverse label propagation): a class gets the sum of the
-    similarities to its proxies. The masked softmax is over the classes that have a proxy in the sub-graph. The last
-    term classifies the proxies themselves by all proxies.
-
-    The classes may be spread over processes. The last term takes :math:`C^2K` similarities, in blocks, which is long
-    with thousands of classes. With few classes a sub-graph still has one proxy of another class, as without any there
-    would be nothing to learn.
+    with :math:`s` the cosine similarity and K proxies per class. Every sample has a sub-graph :math:`G_i` of
+    :math:`\lceil rCK\rceil` proxies: those of its own class and the most similar others, at least one. The labels of
+    these proxies propagate back to the sample: the logit of a class is the sum of the similarities to its proxies in
+    the sub-graph, and the softmax is over the classes in it. The last term classifies the proxies themselves by all
+    proxies. It takes :math:`C^2K` similarities, in blocks, which is slow with thousands of classes.
 
     Args:
         num_classes: number of training classes, C.
@@ -70,18 +66,18 @@ class ProxyGML(ProxyLoss):
     @property
     def edges(self) -> int:
         """How many proxies a sample's sub-graph has."""
-        proxies, own = self.num_classes * self.proxies_per_class, self.proxies_per_class
-        return min(proxies, max(math.ceil(self.edge_share * proxies), own + 1))
+        proxies = self.num_classes * self.proxies_per_class
+        return min(proxies, max(math.ceil(self.edge_share * proxies), self.proxies_per_class + 1))
 
     def of_proxies(self, embeddings: Tensor, vectors: Tensor, labels: Tensor, *, tau: float = 0.0) -> Tensor:
         with full_precision(embeddings.device.type):
-            # Rows with gaps between them would make oneDNN's product hundreds of times as long.
+            # Contiguous, as oneDNN's product of strided rows takes hundreds of times as long.
             single = vectors.transpose(0, 1).contiguous().unsqueeze(2)
-            of_each = [self._similarities_and_spread(embeddings, proxies, spread=False)[0] for proxies in single]
-            value = self.from_graph(torch.stack(of_each, dim=2), labels)
+            similarities = [self._similarities_and_spread(embeddings, proxies, spread=False)[0] for proxies in single]
+            value = self.from_graph(torch.stack(similarities, dim=2), labels)
             if self.proxy_weight:
-                every = ranks.gather_rows(vectors, self.num_classes)
-                value = value + self.proxy_weight * classification_of_proxies(every)
+                all_vectors = ranks.gather_rows(vectors, self.num_classes)
+                value = value + self.proxy_weight * classification_of_proxies(all_vectors)
         return value
 
     def from_graph(self, similarities: Tensor, labels: Tensor) -> Tensor:
@@ -89,7 +85,7 @@ class ProxyGML(ProxyLoss):
         with torch.no_grad():
             classes = torch.arange(self.num_classes, device=labels.device)
             own = (labels[:, None] == classes)[:, :, None]
-            # Cosines differ by 2 at most, so the proxies of the own class come first.
+            # Cosines differ by at most 2, so the proxies of the own class come first.
             nearest = (similarities + 3.0 * own).flatten(1).topk(self.edges, dim=1).indices
             graph = torch.zeros_like(similarities, dtype=torch.bool)
             graph.view(len(labels), -1).scatter_(1, nearest, True)
@@ -98,7 +94,7 @@ class ProxyGML(ProxyLoss):
 
 
 def classification_of_proxies(vectors: Tensor) -> Tensor:
-    """The cross-entropy of proxies ``[C, K, D]``, whose logits are the sums of their similarities to each class's.
+    """The cross-entropy of proxies ``[C, K, D]``, with their summed similarities to each class's proxies as logits.
 
     >>> classification_of_proxies(torch.eye(2)[:, None])
     tensor(0.3133)
@@ -114,7 +110,7 @@ def classification_of_proxies(vectors: Tensor) -> Tensor:
     block = max(1, BLOCK_BYTES.get(rows.device.type, BLOCK_BYTES["cuda"]) // (classes * rows.element_size()))
     if block >= len(rows):
         return of_block(rows, labels) / len(rows)
-    # Of many blocks none is kept for the backward pass, which computes them again.
+    # The backward pass computes the blocks again instead of keeping them.
     parts = [
         checkpoint(of_block, *part, use_reentrant=False, preserve_rng_state=False)
         for part in zip(torch.split(rows, block), torch.split(labels, block), strict=True)

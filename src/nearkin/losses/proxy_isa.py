@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
 from typing import Any
 
 from nearkin.catalogue import keyword_options
@@ -22,13 +21,11 @@ class ProxyISA(ProxyAnchor):
         +\frac{1}{\sum_{c}\bar\omega^-_c}\sum_{c}
         \log\Big(1+\sum_{x\in X^-_c}e^{\omega^-_{x,c}\alpha(s(x,p_c)+\delta)}\Big)
 
-    (equation 13): :class:`~nearkin.losses.ProxyAnchor` with an adaptive weight ω for every pair of sample and proxy,
-    which :class:`~nearkin.losses.InformativeSampleWeights` explains; :math:`\bar\omega_c` are their means
-    over the class's positives and negatives in the batch. While the memory is off it is Proxy-Anchor exactly.
+    (equation 13): :class:`~nearkin.losses.ProxyAnchor` with an adaptive weight ω of every pair of sample and proxy, see
+    :class:`~nearkin.losses.InformativeSampleWeights`; :math:`\bar\omega_c` are a class's mean weights in the batch.
 
-    The memory goes on with the second epoch, and negatives are weighed from then on; the filter goes on with the third,
-    and positives are weighed too (section 4.1, algorithm 1). In a loop of your own call ``begin_epoch`` with the epoch,
-    counted from 0.
+    The first epoch is plain Proxy-Anchor. From the second on a memory is kept and negatives are weighed, from the third
+    on positives too (section 4.1, algorithm 1). In your own loop call ``begin_epoch`` with the epoch, counted from 0.
 
     Args:
         num_classes: number of training classes, C.
@@ -55,14 +52,7 @@ class ProxyISA(ProxyAnchor):
         super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
 
 
-def with_weighting_options(loss: type[ProxyAnchor], *, without: Collection[str] = ()) -> inspect.Signature:
-    """The signature of ``loss`` with the weighting's options in the place of ``**options``.
-
-    They are listed once, in the weighting's own constructor. Recipes and help read them here too.
-    """
-    kept = [p for p in inspect.signature(loss, eval_str=True).parameters.values() if p.name != "options"]
-    options = keyword_options(InformativeSampleWeights).items()
-    return inspect.Signature([*kept, *(option for name, option in options if name not in without)])
-
-
-ProxyISA.__signature__ = with_weighting_options(ProxyISA)  # type: ignore[attr-defined]
+# Recipes and help read the weighting's options from the signature.
+_ISA_PARAMETERS = [p for p in inspect.signature(ProxyISA, eval_str=True).parameters.values() if p.name != "options"]
+_ISA_PARAMETERS += keyword_options(InformativeSampleWeights).values()
+ProxyISA.__signature__ = inspect.Signature(_ISA_PARAMETERS)  # type: ignore[attr-defined]

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
-from nearkin.losses.informative_samples import InformativeSampleWeights
-from nearkin.losses.proxy_anchor import ProxyAnchor
-from nearkin.losses.proxy_isa import with_weighting_options
+from nearkin.losses.proxy_isa import ProxyISA
 
 __all__ = ["ProxyISAWithoutPenalties"]
 
 _PENALTIES = ("positive_penalty", "negative_penalty", "decay", "as_released")
 
 
-class ProxyISAWithoutPenalties(ProxyAnchor):
+class ProxyISAWithoutPenalties(ProxyISA):
     r"""Proxy-ISA without its penalties, which no paper has: informative positives count twice.
 
     .. math::
         \omega^+ = \begin{cases} 2 & L - \eta \le s \le L \\ 1 & \text{else} \end{cases}
         \qquad \omega^- = 1
 
-    in equation (13), that is :class:`~nearkin.losses.ProxyISA` with :math:`\sigma = 1` and no lighter negatives. Where
-    a network does not over-fit, the penalties cost points (docs/method_isa.md). While the filter is off it is
+    in equation (13): :class:`~nearkin.losses.ProxyISA` with :math:`\sigma = 1` and no lighter negatives. The penalties
+    cost points where a network does not over-fit (docs/method_isa.md). While the filter is off this is
     :class:`~nearkin.losses.ProxyAnchor`.
 
     Args:
@@ -38,14 +37,11 @@ class ProxyISAWithoutPenalties(ProxyAnchor):
         >>> loss(torch.randn(4, 8), torch.tensor([0, 0, 3, 7])).backward()
     """
 
-    weighting: InformativeSampleWeights
-
     def __init__(self, num_classes: int, dim: int, *, alpha: float = 32.0, margin: float = 0.1, **options: Any) -> None:
         off: dict[str, Any] = {"positive_penalty": "none", "negative_penalty": "none"}
-        weighting = InformativeSampleWeights(num_classes, dim, **off, **options)
-        super().__init__(num_classes, dim, alpha=alpha, margin=margin, weighting=weighting)
+        super().__init__(num_classes, dim, alpha=alpha, margin=margin, **off, **options)
 
 
-ProxyISAWithoutPenalties.__signature__ = with_weighting_options(  # type: ignore[attr-defined]
-    ProxyISAWithoutPenalties, without=_PENALTIES
+ProxyISAWithoutPenalties.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [parameter for name, parameter in inspect.signature(ProxyISA).parameters.items() if name not in _PENALTIES]
 )

@@ -1,4 +1,4 @@
-"""What every loss with proxies shares: the proxies, the checks, and the way from embeddings to class similarities."""
+"""The base class of losses with proxies: the proxies, checks, and class similarities."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from nearkin.numerics import (
     EXCLUDED,
     NORM_FLOOR,
     Labels,
-    as_labels,
     at_least_float32,
     check_choice,
     check_embeddings,
-    check_labels,
     check_positive,
+    checked_labels,
     full_precision,
     l2_normalise,
 )
@@ -30,15 +29,14 @@ from nearkin.proxies import ProxyBank
 class ProxyLoss(nn.Module):
     """``loss(embeddings [N, dim], labels [N]) -> scalar``, owning proxies in ``bank.vectors``.
 
-    A subclass writes :meth:`from_similarities`: what the class similarities ``[N, num_classes]`` cost, as its paper has
-    it, in plain PyTorch. Autograd differentiates it. Such a loss works for any number of classes and with its classes
-    spread over processes; every process then sees the similarities to all classes. Everything is computed in float32
-    or better, whatever autocast says.
+    A subclass writes :meth:`from_similarities`, its paper's formula on class similarities ``[N, num_classes]`` in plain
+    PyTorch. It works for any number of classes, also spread over processes, each of which sees the similarities to all
+    classes. Everything is computed in float32 or better, also under autocast.
 
     Args:
         proxies_per_class: K. With several, ``class_similarity`` and ``gamma`` say how they make one similarity.
         tau: weight of the regulariser that keeps a class's proxies together.
-        start_scale: the proxies' length at the start, times the usual.
+        start_scale: factor on the proxies' initial length.
         weighting: weighs the pairs by how informative they are; see :class:`InformativeSampleWeights`.
 
     Example:
@@ -83,14 +81,14 @@ class ProxyLoss(nn.Module):
         return self.bank.per_class
 
     def from_similarities(self, similarities: Tensor, labels: Tensor) -> Tensor:
-        """The loss of class similarities ``[N, num_classes]``, without regulariser: the formula in plain PyTorch."""
+        """The loss of class similarities ``[N, num_classes]``, without regulariser."""
         raise NotImplementedError(f"{type(self).__name__} does not say what similarities cost: write from_similarities")
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
         return self.of_proxies(embeddings, self.bank.vectors, self._checked(embeddings, labels), tau=self.tau)
 
     def of_proxies(self, embeddings: Tensor, vectors: Tensor, labels: Tensor, *, tau: float) -> Tensor:
-        """The loss with proxies ``[C, K, D]``, which need not be those of the bank."""
+        """The loss with proxies ``[C, K, D]``, perhaps others than those of the bank."""
         with full_precision(embeddings.device.type):
             similarities, spread = self._similarities_and_spread(embeddings, vectors, spread=tau > 0)
             value = self.from_similarities(similarities, labels)
@@ -115,15 +113,12 @@ class ProxyLoss(nn.Module):
         return ranks.gather_columns(similarities, self.num_classes), of_proxies
 
     def pair_weights(self, similarities: Tensor, labels: Tensor) -> PairWeights | None:
-        """What each pair counts at present; None where all count alike."""
+        """The present weight of each pair; None where all are 1."""
         return None if self.weighting is None else self.weighting.weights(similarities, labels)
 
     @torch.no_grad()
     def positive_similarities(self, unit: Tensor, labels: Tensor | None) -> Tensor:
-        """Similarity ``[T]`` of unit vectors ``[T, dim]`` to the class that ``labels [T]`` gives each.
-
-        Without labels there is a row for every class, in their order.
-        """
+        """Similarities ``[T]`` of unit vectors ``[T, dim]`` to the classes ``labels [T]``, or of row c to class c."""
         local, vectors = self.bank.local, at_least_float32(self.bank.vectors).to(unit.dtype)
         lengths = torch.linalg.vector_norm(vectors, dim=2).clamp_min_(NORM_FLOOR)
         if labels is None:
@@ -144,11 +139,9 @@ class ProxyLoss(nn.Module):
             self.weighting.begin_epoch(epoch)
 
     def _checked(self, embeddings: Tensor, labels: Labels) -> Tensor:
-        """The labels as int64 on the embeddings' device, where both fit the loss."""
-        labels = as_labels(labels, embeddings)
+        """The labels as int64 on the embeddings' device, if both fit the loss."""
         check_embeddings(embeddings, dim=self.bank.dim)
-        check_labels(labels, embeddings.shape[0], num_classes=self.num_classes)
-        return labels.long()
+        return checked_labels(labels, embeddings, num_classes=self.num_classes).long()
 
 
 def positives_and_negatives(
@@ -156,9 +149,9 @@ def positives_and_negatives(
 ) -> tuple[Tensor, Tensor]:
     """The similarities ``[N]`` to the samples' own classes, and ``log Σ exp(scale · s)`` of the other similarities.
 
-    The sums are over the other classes of a sample, ``[N]``, or over the samples of other classes of a class, ``[C]``;
-    an empty one gives about :data:`~nearkin.numerics.EXCLUDED`. Plain PyTorch gives the same with more arrays of the
-    size of ``similarities [N, C]``, which count with a million classes: here there is one besides them.
+    The sums are over a sample's other classes, ``[N]``, or over a class's samples of other classes, ``[C]``; an empty
+    one gives about :data:`~nearkin.numerics.EXCLUDED`. Plain PyTorch would need more arrays of the size of
+    ``similarities [N, C]``, which matters with a million classes; this needs one.
 
     >>> similarities, labels = torch.tensor([[0.9, 0.5, 0.5], [0.1, 0.8, 0.2]]), torch.tensor([0, 1])
     >>> positives_and_negatives(similarities, labels, scale=1.0, over="classes")

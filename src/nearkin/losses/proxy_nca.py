@@ -6,7 +6,7 @@ from torch import Tensor
 
 from nearkin.losses.informative_samples import InformativeSampleWeights
 from nearkin.losses.proxy_loss import ProxyLoss, positives_and_negatives
-from nearkin.numerics import check_positive
+from nearkin.numerics import check_at_least, check_positive
 
 __all__ = ["ProxyNCA"]
 
@@ -18,11 +18,11 @@ class ProxyNCA(ProxyLoss):
         -\frac{1}{N}\sum_i\log\frac{e^{-t\,d^2(x_i,p_{y_i})}}{\sum_{c\ne y_i}e^{-t\,d^2(x_i,p_c)}}
 
     with :math:`d` the Euclidean distance of the normalised vectors, :math:`d^2 = 2 - 2s`. The true class is not in the
-    denominator, so the loss can be negative and its pull never fades; :class:`ProxyNCAPlusPlus` is the same with it
-    in. Needs at least two classes.
+    denominator, so the loss can be negative and its pull never vanishes; :class:`ProxyNCAPlusPlus` includes it. Needs
+    at least two classes.
 
-    With ``weighting`` (appendix E.2 of the ISA paper, which gives no formula) the scale of each pair is multiplied by
-    its weight where the loss is written in similarities, as equation (13) does it for Proxy-Anchor:
+    With ``weighting`` (appendix E.2 of the ISA paper, which gives no formula) the similarity of each pair is multiplied
+    by its weight, like equation (13) for Proxy-Anchor:
     :math:`-\log(e^{2t\omega^+ s_{y}}/\sum_{c\ne y}e^{2t\omega^- s_c})`.
 
     Args:
@@ -41,10 +41,7 @@ class ProxyNCA(ProxyLoss):
         self, num_classes: int, dim: int, *, scale: float = 3.0, weighting: InformativeSampleWeights | None = None
     ) -> None:
         super().__init__(num_classes, dim, weighting=weighting)
-        if num_classes < 2:
-            raise ValueError(
-                f"num_classes must be at least 2, as Proxy-NCA compares with other classes, got {num_classes}"
-            )
+        check_at_least(2, num_classes=num_classes)
         check_positive(scale=scale)
         self.scale = scale
 

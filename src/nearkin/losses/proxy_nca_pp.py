@@ -18,7 +18,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
         -\frac{1}{N}\sum_i\log\frac{e^{-d^2(x_i,p_{y_i})/T}}{\sum_c e^{-d^2(x_i,p_c)/T}}
 
     with :math:`d` the Euclidean distance of the normalised vectors, :math:`d^2 = 2 - 2s`. Same as :class:`ProxyNCA`,
-    but the true class is part of the denominator, so the loss is a cross-entropy and never negative. It equals
+    but with the true class in the denominator, so the loss is a cross-entropy and never negative. It equals
     :class:`NormalizedSoftmax` with temperature T/2.
 
     Args:

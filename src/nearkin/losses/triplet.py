@@ -1,4 +1,4 @@
-"""Triplet loss over all triplets, without ever listing them."""
+"""Triplet loss over all triplets, without listing them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Triplet(PairLoss):
     with :math:`d` the Euclidean distance of the normalised vectors. Needs batches in which classes have at least two
     samples, or references; with references the positive and the negative of a triplet are both references.
 
-    The hinge is linear, so the sum needs only how many active triplets each pair is in. Two sorts per anchor count
-    them: N·M·log M time and a few ``[N, M]`` arrays, where the triplets are N·M².
+    The hinge is linear, so the sum needs only the number of active triplets of each pair. Two sorts per anchor count
+    them in N·M·log M time with a few ``[N, M]`` arrays, while there are N·M² triplets.
 
     Args:
         margin: m. CCP's values: 0.0961 (CUB), 0.1190 (Cars), 0.0451 (SOP, In-shop).
@@ -31,7 +31,7 @@ class Triplet(PairLoss):
         mining: ``"all"`` triplets; ``"semihard"``: those whose negative is farther than the positive, but by less
             than the margin; ``"hard"``: those whose negative is at most as far as the positive.
         reduction: ``"nonzero"`` averages the triplets whose term is not zero; ``"triplets"`` all of them, equation
-            (3.2) of the PROFS paper, where those that ``mining`` leaves out count as zero.
+            (3.2) of the PROFS paper, where those that ``mining`` excludes count as zero.
         negatives: ``"all"`` negative pairs of each sample, or its ``"hard"`` ones: the nearest, as many as it has
             positive pairs (PROFS, section 5.3).
         normalisation: ``"l2"`` or ``"ball"``.
@@ -79,7 +79,7 @@ class Triplet(PairLoss):
         return (weights * distance).sum() + self.margin * (active / triplets)
 
     def _active_triplets(self, distance: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """In how many active triplets each pair is the positive one, and in how many the negative one, ``[N, M]``."""
+        """The number of active triplets with each pair as the positive, and as the negative one, ``[N, M]``."""
         negatives = distance.masked_fill(~pairs.negative, float("inf")).sort(dim=1).values
         positives = distance.masked_fill(~pairs.positive, float("-inf")).sort(dim=1).values
         columns = distance.shape[1]

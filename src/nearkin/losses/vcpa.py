@@ -1,4 +1,4 @@
-"""VCPA: Proxy-Anchor, or MPA, with Gaussian proxies that a few Newton steps per batch carry forward."""
+"""VCPA: Proxy-Anchor, or MPA, with Gaussian proxies that move by a few Newton steps per batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from nearkin.proxies import ProxyBank
 
 __all__ = ["VariationalProxyAnchor", "newton_update"]
 
-_DRAWS_AT_ONCE = 2**24
 _NEWTON_BLOCK_BYTES = 2**26
 _SOFTPLUS_INVERSE_OF_1 = math.log(math.expm1(1.0))
 
@@ -42,34 +41,32 @@ class VariationalProxyAnchor(ProxyLoss):
     .. math::
         \tau\,\mathrm{KL}(q\,\|\,q_\text{before}) + \mathbb{E}_{\hat p\sim q}[L_\text{PA}(\text{batch}, \hat p)]
 
-    with the embeddings held still (:func:`newton_update`), and then returns :math:`L_\text{PA}` on a fresh draw
-    :math:`\hat p = \mu + \sigma\circ\epsilon`. The gradient of that reaches the embeddings only: μ and σ are state that
-    the forward pass of training mode changes, not parameters of the optimiser. In eval mode nothing is updated and
+    with constant embeddings (:func:`newton_update`), and then returns :math:`L_\text{PA}` on a fresh draw
+    :math:`\hat p = \mu + \sigma\circ\epsilon`. Its gradient reaches the embeddings only: μ and σ are not parameters of
+    the optimiser but state, which the forward pass changes in training mode. In eval mode nothing is updated and
     :math:`\hat p = \mu`.
 
-    With ``proxies_per_class`` K > 1, which the paper does not have, every class has K Gaussians, and a sample's
-    similarity to it is that of :class:`~nearkin.losses.MultiProxyAnchor`: MPA with variational proxies. All K start at
-    the same prior; it is the noise that sets them apart.
+    With ``proxies_per_class`` K > 1, which the paper does not have, this is :class:`~nearkin.losses.MultiProxyAnchor`
+    with K Gaussians per class. All start at the same prior, and the noise separates them.
 
-    ``newton_steps=0`` is the paper's setting for SOP and In-shop: μ and σ (through softplus) are ordinary parameters
-    and move by one optimiser step per batch. The KL drops out, as its gradient is zero at the previous iterate:
-    ``tau`` and ``sigma_min`` have no effect, and what remains of the method is the noise.
+    ``newton_steps=0`` is the paper's setting for SOP and In-shop: μ and σ (through softplus) are ordinary parameters,
+    which take one optimiser step per batch. The KL drops out, as its gradient is zero at the previous iterate, so
+    ``tau`` and ``sigma_min`` have no effect and only the noise remains of the method.
 
     Args:
         num_classes: number of training classes, C.
         dim: dimension of the embeddings.
-        tau: τ, weight of the KL: how strongly the proxies hold on to past batches. 0.01 on CUB, 0.001 on SOP and
+        tau: τ, weight of the KL: how strongly the proxies remember past batches. 0.01 on CUB, 0.001 on SOP and
             In-shop (section D.1). From the prior a Newton step is of the order of α/(C·dim·τ) of a proxy's length,
-            0.06 with the paper's 100 classes and 512 dimensions. With few classes or dimensions τ must be larger, or
-            the steps overshoot and σ collapses around wrong proxies. K proxies share a class's step.
+            0.06 with the paper's 100 classes and 512 dimensions; K proxies share it. With few classes or dimensions τ
+            must be larger, or the steps overshoot and σ collapses around wrong proxies.
         newton_steps: M, Newton steps per batch (algorithm 1).
         sigma_min: floor of σ.
         alpha: scale α.
         margin: δ.
         stochastic: False takes :math:`\epsilon = 0` in the final draw (ablation I, section 4.6).
         proxies_per_class: K.
-        class_similarity: how the similarities to a class's proxies make one: weighted by their softmax (``"softmax"``),
-            the largest (``"max"``) or their mean (``"mean"``).
+        class_similarity: ``"softmax"``, ``"max"`` or ``"mean"``, as in :class:`~nearkin.losses.MultiProxyAnchor`.
         gamma: γ, how sharply the nearest of a class's proxies is preferred.
         positive_norm: divide the positives' part, in the loss and in the Newton steps, by all classes (``"all"``,
             equation 4) or by those present in the batch, as Proxy-Anchor does (``"present"``).
@@ -127,7 +124,7 @@ class VariationalProxyAnchor(ProxyLoss):
         return self.bank.sigma.squeeze(1)
 
     def uncertainty(self, draws: int = 1000) -> Tensor:
-        """σ̄ of every class (equation 30): large where it is diverse or seldom seen; with K > 1 ``[num_classes, K]``."""
+        """σ̄ of every class (equation 30), large for diverse and rare classes; with K > 1 ``[num_classes, K]``."""
         return self.bank.uncertainty(draws).squeeze(1)
 
     def forward(self, embeddings: Tensor, labels: Labels) -> Tensor:
@@ -151,7 +148,7 @@ class VariationalProxyAnchor(ProxyLoss):
                 num_classes=bank.classes,
             )
             bank.assign(mu, sigma)
-        # A copy: the next forward pass moves the proxies in place, and this one's backward pass may come after it.
+        # A copy, since the next forward pass moves the proxies in place, perhaps before this one's backward pass.
         proxies = bank.draw() if self.training and self.stochastic else bank.vectors.clone()
         return self.of_proxies(embeddings, proxies, labels, tau=0.0)
 
@@ -197,27 +194,22 @@ def newton_update(
         \sigma \leftarrow \max\Big(\sigma - \frac{\tau(\sigma/\sigma'^2 - 1/\sigma) + \epsilon g}
         {\tau(1/\sigma'^2 + 1/\sigma^2) + \epsilon^2 H},\ \sigma_\text{min}\Big)
 
-    With K proxies per class :math:`s_i = \sum_k a_{ik} s_{ik}`, where :math:`a_{ik}` says how much of sample i is
-    proxy k's: :math:`\mathrm{softmax}_k(s_{ik}/\gamma)`, 1 for the nearest proxy, or 1/K. In each step :math:`a` counts
-    as constant, as the lengths do, so that for proxy k :math:`G^\pm = \sum w^\pm_i a_{ik} u_i` and
-    :math:`Q^\pm = \sum w^\pm_i a_{ik}^2 u_i^2`. With ``positive_norm="present"`` what stems from positives,
-    :math:`G^+` and :math:`Q^+ - (G^+)^2`, is divided by the number of classes in the batch instead of C.
+    With K proxies per class :math:`s_i = \sum_k a_{ik} s_{ik}`, where :math:`a_{ik}` is the share of sample i that
+    belongs to proxy k: :math:`\mathrm{softmax}_k(s_{ik}/\gamma)`, 1 for the nearest proxy, or 1/K. In each step
+    :math:`a` is constant, as the lengths are, so that for proxy k :math:`G^\pm = \sum w^\pm_i a_{ik} u_i` and
+    :math:`Q^\pm = \sum w^\pm_i a_{ik}^2 u_i^2`. With ``positive_norm="present"`` the terms of the positives,
+    :math:`G^+` and :math:`Q^+ - (G^+)^2`, are divided by the number of classes in the batch instead of C.
 
     Args:
         mu: means ``[classes, K, dim]``.
         sigma: standard deviations, shaped as ``mu``.
         embeddings: ``[N, dim]``, of any length.
         labels: ``[N]``.
-        noise: standard normal, an array of ``mu``'s shape for every step.
-        tau: τ. alpha: α. margin: δ. sigma_min: floor of σ.
-        class_similarity: what :math:`a` is where K > 1: ``"softmax"``, ``"max"`` or ``"mean"``.
-        gamma: γ.
-        positive_norm: what positives are divided by: ``"all"`` classes or those ``"present"`` in the batch.
-        first_class: the class of the first row of ``mu``, where others are in other processes.
-        num_classes: the number of all classes then.
+        noise: standard normal numbers for every step, shaped as ``mu``.
+        first_class: the class of the first row of ``mu``, where other processes have other classes.
+        num_classes: the number of classes in all processes.
 
-    Returns:
-        The new ``mu`` and ``sigma``.
+    The others are those of :class:`VariationalProxyAnchor`. Returns the new ``mu`` and ``sigma``.
 
     Example:
         >>> mu, sigma = torch.zeros(2, 1, 2), torch.ones(2, 1, 2)
@@ -242,7 +234,7 @@ def newton_update(
         more = None if positive_norm == "all" else total / mu.new_zeros(total).index_fill_(0, labels, 1.0).sum()
 
         def exponents_at_0(b: slice) -> Tensor:
-            """Of positives, then negatives: ``[2, classes, samples + 1]``."""
+            """The exponents at similarity 0 of positives, then negatives: ``[2, classes, samples + 1]``."""
             classes = torch.arange(first_class + b.start, first_class + b.stop, device=labels.device)
             positive = labels == classes[:, None]
             exponents = mu.new_full((2, *positive.shape), alpha * margin)
@@ -264,7 +256,7 @@ def newton_update(
             pulled = pull if more is None else pull * more
             gradient = (push - pulled) * scale
             variance = (squared_weights @ u_squared).addcmul_(pulled, pull, value=-1).addcmul_(push, push, value=-1)
-            # Never negative but for rounding, which a short proxy would blow up.
+            # Only rounding makes it negative, and a short proxy would amplify that.
             curvature = variance.clamp_min_(0.0) * scale.square()
 
             inverse = sigma.reciprocal()
@@ -277,19 +269,17 @@ def newton_update(
                 torch.addcdiv(sigma, sigma_gradient, sigma_curvature, value=-1).clamp_min_(sigma_min),
             )
 
-        of_first_block = exponents_at_0(blocks[0])
+        first_at_0 = exponents_at_0(blocks[0])  # for all steps, as there is nearly always one block
         for epsilon in noise:
             if epsilon.shape != mu.shape:
                 raise ValueError(f"noise of a step must have mu's shape {list(mu.shape)}, got {list(epsilon.shape)}")
-            moved = [
-                step(b, exponents_at_0(b) if b.start else of_first_block, mu[b], sigma[b], epsilon[b]) for b in blocks
-            ]
+            moved = [step(b, exponents_at_0(b) if b.start else first_at_0, mu[b], sigma[b], epsilon[b]) for b in blocks]
             mu, sigma = moved[0] if len(moved) == 1 else (torch.cat(part) for part in zip(*moved, strict=True))
         return mu, sigma
 
 
 def _shares(similarities: Tensor, kind: ClassSimilarity, temperature: float) -> Tensor:
-    """How much of each sample is each proxy's: ``[classes, K, samples]`` that sums to 1 over K."""
+    """The share of each sample that belongs to each proxy, ``[classes, K, samples]``, summing to 1 over K."""
     if kind == "mean":
         return torch.full_like(similarities, 1 / similarities.shape[1])
     if kind == "max":
@@ -300,12 +290,11 @@ def _shares(similarities: Tensor, kind: ClassSimilarity, temperature: float) -> 
 class VariationalBank(ProxyBank):
     """A bank whose proxies are independent Gaussians ``N(μ, diag σ²)``, starting at the prior ``μ = 0``, ``σ = 1``.
 
-    ``vectors [classes, per_class, dim]`` holds μ, so that whatever reads a bank sees the mean proxies. A
-    trainable bank has μ and σ (through softplus) as ordinary parameters; otherwise μ takes no gradient, σ is a buffer,
-    and both change only through :meth:`assign`.
+    ``vectors [classes, per_class, dim]`` is μ. A trainable bank has μ and σ (through softplus) as ordinary parameters;
+    otherwise μ takes no gradient, σ is a buffer, and both change only through :meth:`assign`.
 
-    Noise comes from a generator of the bank's own, on its device. Its state is part of ``state_dict``: a resumed run
-    draws the same noise. A state written on another kind of device seeds a new stream.
+    The bank has its own generator of noise, whose state is part of ``state_dict``: a resumed run draws the same noise.
+    A state written on another kind of device seeds a new stream.
 
     >>> bank = VariationalBank(10, 1, 4)
     >>> bank.draw().shape, float(bank.sigma.mean()), float(bank.vectors.abs().sum())
@@ -345,7 +334,7 @@ class VariationalBank(ProxyBank):
             self.deviation.fill_(1.0)
 
     def noise(self) -> Tensor:
-        """Standard normal numbers of the shape of ``vectors``; those of classes in other processes are drawn too."""
+        """Standard normal numbers shaped as ``vectors``, from a draw for the classes of all processes."""
         like, shape = self.vectors, (self.classes, *self.vectors.shape[1:])
         noise = torch.randn(shape, generator=self._generator_here(), dtype=like.dtype, device=like.device)
         return noise[self.local.start : self.local.stop]
@@ -356,21 +345,18 @@ class VariationalBank(ProxyBank):
 
     @torch.no_grad()
     def uncertainty(self, draws: int = 1000) -> Tensor:
-        """Per proxy ``[classes, per_class]``: the standard deviations of the normalised draws, summed over dimensions.
+        """The standard deviations of normalised draws, summed over dimensions, per proxy ``[classes, per_class]``.
 
         The draws are always the same, and not those of training.
         """
         if draws < 2:
             raise ValueError(f"draws must be at least 2 for a standard deviation, got {draws}")
-        mu, sigma = self.vectors.flatten(0, 1), self.sigma.flatten(0, 1)
-        generator = torch.Generator(mu.device).manual_seed(0)
-        rows = max(1, _DRAWS_AT_ONCE // (draws * self.dim))
-        parts = []
-        for start in range(0, len(mu), rows):
-            mean, deviation = mu[start : start + rows], sigma[start : start + rows]
-            noise = torch.randn(draws, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-            parts.append(l2_normalise(torch.addcmul(mean, deviation, noise)).std(dim=0).sum(dim=-1))
-        return torch.cat(parts).view(self.classes, self.per_class)
+        generator = torch.Generator(self.vectors.device).manual_seed(0)
+        uncertainties = []
+        for mu, sigma in zip(self.vectors.flatten(0, 1), self.sigma.flatten(0, 1), strict=True):
+            noise = torch.randn(draws, self.dim, generator=generator, dtype=mu.dtype, device=mu.device)
+            uncertainties.append(l2_normalise(torch.addcmul(mu, sigma, noise)).std(dim=0).sum())
+        return torch.stack(uncertainties).view(self.classes, self.per_class)
 
     def get_extra_state(self) -> Tensor:
         return self._generator_here().get_state()
@@ -387,7 +373,7 @@ class VariationalBank(ProxyBank):
         self._generator = torch.Generator().manual_seed(int.from_bytes(state.numpy().tobytes()[:64]) % 2**63)
 
     def _generator_here(self) -> torch.Generator:
-        """The generator, carried over to wherever the bank has been moved since."""
+        """The generator, on the present device of the bank."""
         device, old = self.vectors.device, self._generator
         if old.device.type != device.type:
             seed = int(torch.randint(2**62, (), generator=old, device=old.device))

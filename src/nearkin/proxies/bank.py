@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from nearkin.errors import RecipeError
+from nearkin.numerics import check_at_least
 from nearkin.ranks import gather_rows, share_of, world
 
 _ROWS_AT_ONCE = 4096
@@ -19,11 +20,9 @@ class ProxyBank(nn.Module):
 
     ``vectors`` is a float32 Parameter ``[classes, per_class, dim]``, drawn Kaiming-normal with fan-out as in the
     official Proxy-Anchor code: std ``sqrt(2 / (classes · per_class))``, times ``scale``. Losses use the normalised
-    vectors, so only the directions matter at first; the length decides how fast a proxy turns under a given learning
-    rate.
+    vectors; their length decides how fast a proxy turns under a given learning rate.
 
-    With several processes each has the proxies of its share of the classes, and its ``vectors`` are those. They are
-    drawn as if there were one process.
+    With several processes ``vectors`` are the proxies of this process's share of the classes, drawn as in one process.
 
     >>> ProxyBank(10, 2, 4).vectors.shape
     torch.Size([10, 2, 4])
@@ -31,9 +30,7 @@ class ProxyBank(nn.Module):
 
     def __init__(self, classes: int, per_class: int, dim: int, *, scale: float = 1.0) -> None:
         super().__init__()
-        for name, value in (("num_classes", classes), ("proxies_per_class", per_class), ("dim", dim)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, num_classes=classes, proxies_per_class=per_class, dim=dim)
         self.classes = classes
         self.local = share_of(classes)
         """The classes whose proxies are in this process."""
@@ -69,7 +66,7 @@ class ProxyBank(nn.Module):
         self.vectors.copy_(vectors[self.local.start : self.local.stop])
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
-        """What one process has saved has all classes, of which this rank takes its own."""
+        """Take this rank's classes from a state with all of them."""
         for name, tensor in (*self._parameters.items(), *self._buffers.items()):
             saved = state_dict.get(prefix + name)
             if tensor is not None and saved is not None and len(saved) == self.classes:
@@ -82,15 +79,14 @@ class ProxyBank(nn.Module):
 
 def banks_in(*modules: nn.Module | None) -> list[ProxyBank]:
     """The proxy banks of modules, each once."""
-    modules_within = [part for module in modules if module is not None for part in module.modules()]
-    return [part for part in dict.fromkeys(modules_within) if isinstance(part, ProxyBank)]
+    parts = [part for module in modules if module is not None for part in module.modules()]
+    return [part for part in dict.fromkeys(parts) if isinstance(part, ProxyBank)]
 
 
 def _rows_of_normal(rows: range, classes: int, *shape: int) -> Tensor:
-    """The ``rows`` of ``torch.randn(classes, *shape)``, without holding the others.
+    """The ``rows`` of ``torch.randn(classes, *shape)``, without keeping the others in memory.
 
-    Torch draws sixteen numbers at a time, so blocks of sixteen rows give the same numbers as all of them at once; what
-    is left over goes with the last block.
+    Torch draws sixteen numbers at a time, so blocks of sixteen rows give the same numbers. The last has the remainder.
     """
     block = 16 * _ROWS_AT_ONCE
     starts = list(range(0, max(1, classes - block + 1), block))

@@ -8,14 +8,15 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from nearkin.numerics import check_at_least
+
 
 @torch.no_grad()
 def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Tensor | None = None) -> Tensor:
-    """Pick ``k`` pool members per class, each the farthest from those there already, for all classes at once.
+    """Pick ``k`` pool members per class, each the farthest from the points so far, for all classes at once.
 
     ``argmax_u min_v ‖u − v‖`` over the pool, with ``v`` among the ``existing`` points and the members picked so far
-    (CCP, algorithm 2), as :func:`farthest_first` does. A class with fewer than ``k`` members repeats its picks in their
-    order.
+    (CCP, algorithm 2), see :func:`farthest_first`. A class with fewer than ``k`` members repeats its picks in order.
 
     Args:
         pool: embeddings ``[C, b, D]``.
@@ -35,20 +36,19 @@ def greedy_k_center(pool: Tensor, existing: Tensor | None, k: int, *, valid: Ten
     """
     _check(pool, existing, k, valid)
     chosen = torch.stack([pick for pick, _ in islice(farthest_first(pool, existing, valid), k)], dim=1)
-    # Beyond the class's own number of images the order begins again.
     picked = chosen.shape[1]
-    own = picked if valid is None else valid.sum(1, keepdim=True).clamp(min=1, max=picked)
-    turn = torch.arange(k, device=pool.device) % own
+    distinct = picked if valid is None else valid.sum(1, keepdim=True).clamp(min=1, max=picked)
+    turn = torch.arange(k, device=pool.device) % distinct
     return chosen.gather(1, turn.expand(len(pool), k))
 
 
 def farthest_first(
     pool: Tensor, existing: Tensor | None = None, valid: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The members of ``pool [C, b, D]`` one by one, of every class the farthest from those before.
+    """The members of ``pool [C, b, D]`` one by one, in every class the one farthest from those before.
 
-    Without existing points the first is the member nearest the pool's mean. None comes twice while another is left.
-    Ties go to the lower index. The arguments are those of :func:`greedy_k_center`.
+    Without existing points the first is the member nearest to the pool's mean. Ties go to the lower index. The
+    arguments are those of :func:`greedy_k_center`.
 
     Yields:
         Indices into the pool ``[C]``, and the squared distance ``[C, b]`` of each member to the nearest centre so far.
@@ -84,11 +84,8 @@ def _squared(pool: Tensor, centre: Tensor) -> Tensor:
 def _check(pool: Tensor, existing: Tensor | None, k: int, valid: Tensor | None) -> None:
     if pool.ndim != 3 or 0 in pool.shape[:2]:
         raise ValueError(f"pool must have shape [C, b, D] with at least one class and member, got {list(pool.shape)}")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    if existing is not None and (
-        existing.ndim != 3 or existing.shape[0] != pool.shape[0] or existing.shape[2] != pool.shape[2]
-    ):
+    check_at_least(1, k=k)
+    if existing is not None and (existing.ndim != 3 or existing.shape[::2] != pool.shape[::2]):
         raise ValueError(f"existing must have shape [{pool.shape[0]}, m, {pool.shape[2]}], got {list(existing.shape)}")
     if valid is not None and (valid.shape != pool.shape[:2] or valid.dtype != torch.bool):
         raise ValueError(f"valid must be bool {list(pool.shape[:2])}, got {valid.dtype} {list(valid.shape)}")

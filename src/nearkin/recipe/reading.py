@@ -1,41 +1,30 @@
-"""From a file, a mapping and overrides to a recipe whose values have their types and lie in their ranges.
+"""Reading recipes: from a file, a mapping and overrides to typed values that lie in their ranges.
 
 A recipe is a YAML file with the sections ``data``, ``encoder``, ``objective``, ``method``, ``training`` and
 ``protocol``. It may name another recipe as its ``base`` and then holds only what differs. The options of losses and
-methods are checked where these are known: :func:`nearkin.training.recipe_check.load_recipe`.
+methods are checked later, by :func:`nearkin.training.recipe_check.load_recipe`.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.resources
-import json
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, get_type_hints
 
 import yaml
 
 from nearkin.errors import RecipeError, did_you_mean, mistakes_in
-from nearkin.recipe.recipe import (
-    DataSection,
-    EncoderSection,
-    PartSection,
-    ProtocolSection,
-    Recipe,
-    TrainingSection,
-    coerce_fields,
-)
+from nearkin.recipe.recipe import PartSection, Recipe, coerce_fields
 
-Section = TypeVar("Section")
 PARTS = ("objective", "method", "pair_loss", "weighting")
-"""Keys with a name and its options: under another name the options of the base would not fit."""
+"""Keys that hold a name and its options; with another name, the options of the base no longer apply."""
 PAPERS = "papers"
-"""The folder of the papers' recipes, whose names do without it: ``ccp/c2`` is ``papers/ccp/c2.yaml``."""
+"""The folder of the papers' recipes. Their names leave it out: ``ccp/c2`` is ``papers/ccp/c2.yaml``."""
 
 
 def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe from nested mappings, a file, or the name of one that comes with nearkin; overrides are ``key=value``.
+    """A recipe from nested mappings, a file, or the name of a shipped recipe; overrides are ``section.key=value``.
 
     >>> read_recipe({"training": {"batch_size": 32}}, ["training.epochs=5"]).training.epochs
     5
@@ -49,13 +38,13 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
         content = read_layers(file)
         with mistakes_in(file.name):
             return read_recipe(content, overrides)
-    merged = _merge(source, overrides)
-    sections = {f.name for f in dataclasses.fields(Recipe)}
+    merged = _with_overrides(source, overrides)
+    sections = get_type_hints(Recipe)
     for name in merged:
         if name not in sections:
             raise RecipeError(f"unknown section {name!r}: {did_you_mean(name, sections)}")
-    training = _section(TrainingSection, merged.get("training"), "training")
-    protocol = _section(ProtocolSection, merged.get("protocol"), "protocol")
+    recipe = Recipe(**{name: _section(sections[name], content, name) for name, content in merged.items()})
+    training, protocol = recipe.training, recipe.protocol
     if protocol.fold >= protocol.folds:
         raise RecipeError(f"protocol.fold must be below protocol.folds ({protocol.folds}), got {protocol.fold}")
     if training.sampler == "balanced" and training.batch_size % training.images_per_class:
@@ -63,18 +52,11 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
             f"a balanced batch needs training.batch_size ({training.batch_size}) to be a multiple of "
             f"training.images_per_class ({training.images_per_class})"
         )
-    return Recipe(
-        data=_section(DataSection, merged.get("data"), "data"),
-        encoder=_section(EncoderSection, merged.get("encoder"), "encoder"),
-        objective=read_part(merged.get("objective", "proxy_anchor"), "objective"),
-        method=read_part(merged.get("method", "plain"), "method"),
-        training=training,
-        protocol=protocol,
-    )
+    return recipe
 
 
 def read_part(content: Any, where: str) -> PartSection:
-    """A name with its options, as they are written."""
+    """A part from its name, or from a mapping of its name and options."""
     if isinstance(content, PartSection):
         return content
     if isinstance(content, str):
@@ -100,26 +82,21 @@ def parse_override(text: str) -> tuple[list[str], Any]:
     return key.strip().split("."), parsed
 
 
-def _merge(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    merged: dict[str, Any] = json.loads(json.dumps(mapping))
+def _with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    merged = dict(mapping)
     for text in overrides:
-        path, value = parse_override(text)
+        path, change = parse_override(text)
         if len(path) < 2:
             raise RecipeError(f"an override names a section and a key, such as training.epochs=5; got {text!r}")
-        if path[0] in ("objective", "method") and path[1:] == ["name"] and merged.get(path[0], {}).get("name") != value:
-            merged[path[0]] = {}  # options of another part would not fit this one
-        here = merged
-        for step in path[:-1]:
-            if here.get(step) is None:
-                here[step] = {}
-            here = here[step]
-            if not isinstance(here, dict):
-                raise RecipeError(f"{text!r}: {step!r} holds a value, not further keys")
-        here[path[-1]] = value
+        for key in reversed(path):
+            change = {key: change}
+        merged = layered(merged, change)
     return merged
 
 
-def _section(cls: type[Section], content: Any, where: str) -> Section:
+def _section(cls: type[Any], content: Any, where: str) -> Any:
+    if cls is PartSection:
+        return read_part(content, where)
     if content is None:
         return cls()
     if not isinstance(content, Mapping):
@@ -128,11 +105,11 @@ def _section(cls: type[Section], content: Any, where: str) -> Section:
 
 
 def read_layers(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
-    """What a recipe file says, on top of its base, which may have one in turn.
+    """The content of a recipe file, merged over its base, which may have a base in turn.
 
     Args:
-        file: may hold ``base:``, a path next to it or the name of a recipe that comes with nearkin.
-        above: the files that it is the base of.
+        file: may hold ``base:``, a path next to it or the name of a shipped recipe.
+        above: the files that build on this one, to detect a cycle.
     """
     content = read_yaml(file)
     base = content.pop("base", None)
@@ -143,7 +120,7 @@ def read_layers(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         base_file = find_recipe(base, near=file.parent)
     except RecipeError as error:
-        raise RecipeError(f"{file} has no base to stand on: {error}") from error
+        raise RecipeError(f"the base of {file} is missing: {error}") from error
     chain = (*above, file)
     if any(base_file.samefile(path) for path in chain):
         raise RecipeError(f"recipes are bases of each other: {' → '.join(str(path) for path in (*chain, base_file))}")
@@ -151,7 +128,7 @@ def read_layers(file: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested values with others on top.
+    """Nested values, with those of ``over`` replacing those of ``base``.
 
     >>> layered({"training": {"epochs": 5, "batch_size": 8}}, {"training": {"epochs": 6}})
     {'training': {'epochs': 6, 'batch_size': 8}}
@@ -171,7 +148,7 @@ def layered(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The keys and values of a YAML file; none where it is empty."""
+    """The keys and values of a YAML file; an empty file has none."""
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -184,7 +161,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def check_keys(given: Any, known: Collection[str], what: str = "keys and values") -> None:
-    """Refuse what is no mapping, and keys that nobody reads."""
+    """Refuse anything but a mapping, and unknown keys."""
     if not isinstance(given, Mapping):
         raise RecipeError(f"must hold {what}, got {given!r}")
     for key in given:
@@ -196,8 +173,8 @@ def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
     """The file of a recipe given by path or by name.
 
     Args:
-        path: of a file, or the name of a recipe that comes with nearkin, such as ``ccp/c2``.
-        near: a folder in which it is looked for first, also without its ending.
+        path: of a file, or the name of a shipped recipe, such as ``ccp/c2``.
+        near: a folder that is searched first, with and without the suffix ``.yaml``.
     """
     shipped = recipes_folder()
     names = (str(path), f"{path}.yaml")
@@ -206,7 +183,7 @@ def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
         if candidate.is_file():
             return candidate
     if Path(path).is_dir():
-        raise RecipeError(f"{str(path)!r} is a folder and no recipe: images are given with --data {path}")
+        raise RecipeError(f"{str(path)!r} is a folder, not a recipe: images are given with --data {path}")
     raise RecipeError(
         f"no recipe {str(path)!r}, neither as a file nor by name (nearkin list recipes shows them): "
         f"{did_you_mean(str(path), shipped_recipes())}"
@@ -214,7 +191,7 @@ def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Every recipe by its name. Files whose names begin with an underscore are only bases of others, and left out."""
+    """Every recipe by its name. Files whose names begin with an underscore only serve as bases and are left out."""
     folder = recipes_folder()
     files = (file for file in folder.rglob("*.yaml") if not file.name.startswith("_"))
     named = {file.relative_to(folder).with_suffix("").as_posix().removeprefix(f"{PAPERS}/"): file for file in files}
@@ -222,6 +199,6 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def recipes_folder() -> Path:
-    """Where the recipes lie: inside the installed package, or at the top of the source tree."""
+    """The folder of the shipped recipes: inside the installed package, or at the top of the source tree."""
     packaged = Path(str(importlib.resources.files("nearkin"))) / "recipes"
     return packaged if packaged.is_dir() else Path(__file__).resolve().parents[3] / "recipes"

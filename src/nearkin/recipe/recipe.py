@@ -1,11 +1,12 @@
-"""A recipe: a whole run as one frozen value, in typed sections. What a file leaves out has the default written here.
+"""A recipe: a whole run as one frozen value, in typed sections with defaults.
 
-Also how a value gets the type that a field declares, and what of a recipe decides a run: one notion for its hash, for
-its usual folder and for whether a run may be resumed.
+Also the conversion of values to the types that fields declare, and the keys that decide a run: its hash, its default
+folder and whether it may be resumed depend on these alone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -42,8 +43,8 @@ Factor = Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value 
 def coerce(value: Any, kind: Any, where: str) -> Any:
     """``value`` as ``kind``; ``where`` names the field in the error message.
 
-    YAML reads ``1e-4`` as a string and a command line gives nothing but strings, so numbers are accepted in any
-    spelling; a fraction is never cut to fit an integer.
+    YAML reads ``1e-4`` as a string and a command line only gives strings, so numbers may be strings. A fraction is
+    never rounded to an integer.
 
     >>> coerce("1e-4", float, "training.learning_rate")
     0.0001
@@ -82,7 +83,7 @@ def coerce(value: Any, kind: Any, where: str) -> Any:
 
 
 def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[str, Any]:
-    """``values`` in the types that the fields of ``section`` declare; a key that is none of them is refused."""
+    """``values`` in the types that the fields of ``section`` declare; an unknown key is an error."""
     types_of = get_type_hints(section, include_extras=True)
     for key in values:
         if key not in types_of:
@@ -105,36 +106,23 @@ def _coerce_union(value: Any, arguments: tuple[Any, ...], where: str) -> Any:
 
 
 def _coerce_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
-    if isinstance(value, (str, int, float)) and len(arguments) == 2 and arguments[1] is Ellipsis:
+    of_any_length = len(arguments) == 2 and arguments[1] is Ellipsis
+    if of_any_length and isinstance(value, (str, int, float)):
         value = [value]
     if not isinstance(value, (list, tuple)):
         raise RecipeError(f"{where} must be a list, got {value!r}")
-    if len(arguments) == 2 and arguments[1] is Ellipsis:
-        return tuple(coerce(item, arguments[0], where) for item in value)
+    if of_any_length:
+        arguments = arguments[:1] * len(value)
     if len(value) != len(arguments):
         raise RecipeError(f"{where} must be a list of {len(arguments)} values, got {value!r}")
     return tuple(coerce(item, kind, where) for item, kind in zip(value, arguments, strict=True))
 
 
 def _coerce_scalar(value: Any, kind: Any, where: str) -> Any:
-    if kind is bool:
-        if isinstance(value, bool):
-            return value
+    if kind is bool and not isinstance(value, bool):
         raise RecipeError(f"{where} must be true or false, got {value!r}")
     if kind in (int, float):
-        try:
-            number = float(value) if not isinstance(value, bool) else None
-        except (TypeError, ValueError):
-            number = None
-        if number is None:
-            raise RecipeError(f"{where} must be a number, got {value!r}")
-        if kind is float:
-            if not math.isfinite(number):
-                raise RecipeError(f"{where} must be a finite number, got {value!r}")
-            return number
-        if not math.isfinite(number) or number != int(number):
-            raise RecipeError(f"{where} must be a whole number, got {value!r}")
-        return int(value) if isinstance(value, int) else int(number)
+        return _coerce_number(value, kind, where)
     if kind is str:
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
@@ -142,6 +130,19 @@ def _coerce_scalar(value: Any, kind: Any, where: str) -> Any:
     if isinstance(kind, type) and isinstance(value, kind):
         return value
     raise RecipeError(f"{where} cannot be set from a recipe")
+
+
+def _coerce_number(value: Any, kind: type[int] | type[float], where: str) -> int | float:
+    number: float | None = None
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        number = float(value)
+    if number is None or isinstance(value, bool):
+        raise RecipeError(f"{where} must be a number, got {value!r}")
+    if kind is float and not math.isfinite(number):
+        raise RecipeError(f"{where} must be a finite number, got {value!r}")
+    if kind is int and not number.is_integer():
+        raise RecipeError(f"{where} must be a whole number, got {value!r}")
+    return kind(value) if isinstance(value, int) else kind(number)
 
 
 @dataclass(frozen=True)
@@ -274,8 +275,7 @@ class TrainingSection:
     """Evaluate and save an exponential moving average (EMA) of the encoder's weights with this decay, such as 0.995;
     training continues with the weights themselves."""
     l2_sp: NonNegative = 0.0
-    """Weight of L2-SP: half of it, times the squared distance of the backbone from its pretrained weights, is added to
-    the loss."""
+    """Weight in the loss of L2-SP: half the squared distance of the backbone from its pretrained weights."""
     max_grad_norm: NonNegative | None = None
     """Gradients are scaled down so that the norm of all of them together is at most this."""
     max_grad_value: NonNegative | None = None
@@ -295,7 +295,7 @@ class TrainingSection:
     evaluate_every_steps: Positive | None = None
     """Steps between evaluations; replaces ``evaluate_every``."""
     early_stop_patience: Positive | None = None
-    """Ends the run after this many evaluations without a new best, whatever the method. It needs validation classes, or
+    """Ends the run after this many evaluations without a new best. Needs validation classes or
     ``protocol.monitor_test``."""
     evaluation_batch_size: Positive | None = None
     """Images embedded at a time; default: 256, on a CPU as many as have the pixels of 32 images of 224 × 224."""
@@ -323,27 +323,25 @@ class ProtocolSection:
     folds: Annotated[int, _at_least(2)] = 4
     """Contiguous folds that the training classes are cut into (protocol ``mlrc``)."""
     fold: Natural = 0
-    """The one of them, counted from 0, that is held out to choose the epoch."""
-    train_share: Annotated[float, Rule("above 0 and at most 1", lambda value: 0 < value <= 1)] = 1.0
+    """The fold that is held out to choose the epoch, counted from 0."""
+    train_share: Factor = 1.0
     """Share of the training images of each class that is used, at least one of each: small data."""
     holdout_share: Share | None = None
-    """Share of the images of each training class, where it has eight or more, that is kept out of training: new images
-    of known classes, which are scored and which confidences are learned from. Default: 0.1 with ``everything``, else
-    none."""
+    """Share of the images of each training class with eight or more that is kept out of training, to score labels and
+    learn confidences. Default: 0.1 with ``everything``, else none."""
     label_noise: Share = 0.0
     """Share of the training labels that is replaced by another training class."""
     split_seed: Natural = 0
-    """Seed of every split that the data set does not bring, of the images that ``train_share`` leaves and of the wrong
-    labels."""
+    """Seed of every split that the data set does not bring, of ``train_share`` and of ``label_noise``."""
     validation_seed: Natural | None = None
     """Seed of the classes that the protocol ``validation`` holds out; default: ``split_seed``. In a study every seed
-    above 0 holds out other classes, so that a row is chosen by several draws; a number here fixes them for all."""
+    above 0 holds out other classes, unless a number here fixes them."""
     select_by: str | None = None
     """Score that chooses the best evaluation; default: R@1, and MAP@R among evaluations within its standard error;
     MAP@R alone with ``mlrc``."""
     monitor_test: bool = False
-    """Lets training look at the scores of the test classes where these choose the epoch: the schedule ``plateau``,
-    ``training.early_stop_patience`` and CCP's patience, which are refused there otherwise. Every table says so."""
+    """Allows the schedule ``plateau``, ``training.early_stop_patience`` and CCP's patience to follow the scores of the
+    test classes where these choose the epoch. Every table says so."""
     flip: bool = False
     """Scored embeddings are the mean of those of an image and of its mirror image, normalised. Every table says so."""
     eval_size: Pixels | None = None
@@ -397,7 +395,7 @@ class Recipe:
     protocol: ProtocolSection = field(default_factory=ProtocolSection)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Nested plain values, the form that is saved as YAML."""
+        """Nested plain values, as saved in YAML."""
         plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(self)))
         for name in ("objective", "method"):
             plain[name] = _flatten_part(plain[name])
@@ -410,7 +408,7 @@ class Recipe:
         return dataclasses.replace(self, **sections)
 
     def with_changes(self, changes: Mapping[str, Any]) -> Recipe:
-        """The same recipe with single keys of its data, encoder, training or protocol changed.
+        """The recipe with changed keys of its data, encoder, training or protocol.
 
         >>> Recipe().with_changes({"training.seed": 3, "encoder.dim": 64}).training.seed
         3
@@ -448,23 +446,23 @@ INDIFFERENT = (
     "data.workers",
     "data.cache",
 )
-"""Keys that may differ when a run is resumed: they do not decide what is computed, but for rounding."""
+"""Keys that may differ when a run is resumed: they change nothing that is computed, except rounding."""
 
 LOCATIONS = ("data.source", "encoder.weights")
-"""Keys that say where something lies. It may have moved since a run began, which its content then has to show."""
+"""Keys that are locations. They may change when a run is resumed if the content is the same."""
 
 LENGTH = ("training.epochs", "training.max_steps")
-"""Keys that say how long to train. They may change when a run is resumed."""
+"""Keys of the length of a training, which may change when a run is resumed."""
 
 
 def deciding(recipe: Recipe, *, besides: Iterable[str] = ()) -> dict[str, Any]:
-    """What decides a run, as ``section.key: value``; ``besides`` leaves out further keys."""
+    """The keys that decide a run and their values; ``besides`` leaves out further keys."""
     ignored = {*INDIFFERENT, *besides}
     return {key: value for key, value in flat(recipe.as_mapping()).items() if key not in ignored}
 
 
 def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:
-    """A short hash of what decides a run.
+    """A short hash of the keys that decide a run.
 
     >>> fingerprint(Recipe()) == fingerprint(Recipe().with_changes({"training.device": "cpu"}))
     True
@@ -473,13 +471,13 @@ def fingerprint(recipe: Recipe, *, besides: Iterable[str] = ()) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
-    """By key, what each of two recipes, as :func:`deciding` gives them, has otherwise.
+    """The differences of two recipes given by :func:`deciding`, by key and in words.
 
     >>> differences({"training.seed": 0, "encoder.dim": 8}, {"training.seed": 1, "encoder.dim": 8})
     {'training.seed': 'training.seed was 0, is 1'}
     """
     changed = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
-    # Without data.class_folders folders cannot lie inside each other, and then any value of it means the same.
+    # A run without data.class_folders has no nested folders, and then every value of it means the same.
     changed = [key for key in changed if key != "data.class_folders" or None not in (before.get(key), now.get(key))]
     return {key: f"{key} was {before.get(key)!r}, is {now.get(key)!r}" for key in changed}
 

@@ -32,7 +32,7 @@ def draw_sheet(file: Path, index: Index, results: Sequence[tuple[str, Sequence[H
 def draw_groups(file: Path, index: Index, groups: Sequence[tuple[str, Sequence[int]]]) -> None:
     """Write a contact sheet of up to forty named groups of items, with up to sixty items of each."""
     shown = ((name, index.items(ids[:_MOST])) for name, ids in groups[:_MOST_GROUPS])
-    _draw(file, [(name, [_cell(index, it.id, str(it.id), it.label) for it in items]) for name, items in shown])
+    _draw(file, [(name, [_cell(index, item.id, str(item.id), item.label) for item in items]) for name, items in shown])
 
 
 def _cell(index: Index, id: int, title: str, label: str | None) -> Cell:

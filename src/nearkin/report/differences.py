@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 from nearkin.evaluation.scores import score_named
-from nearkin.evaluation.statistics import MOST_SEEDS, Difference, Seed, difference_by_seed
+from nearkin.evaluation.statistics import MOST_SEEDS, Difference, difference_by_seed
+from nearkin.recipe import Recipe
 from nearkin.report.table import NOTHING, Part, signed
+from nearkin.runs.scores import Scores, collapse_mark
 
 COMPARED = ("R@1", "MAP@R")
 """The scores by which rows are compared, and which are printed at the end of a run."""
 MARKS = {"above": "▲", "below": "▼", "undecided": "≈", None: ""}
 FEW_SEEDS = 6
 """With fewer seeds, the spread itself is uncertain by a third or more."""
+
+
+class ScoredRuns:
+    """A line of a table: runs of one recipe with different seeds, each with its ``recipe`` and ``folder``."""
+
+    title: str
+    runs: tuple[Any, ...]
+
+    @cached_property
+    def finished(self) -> tuple[Any, ...]:
+        return tuple(run for run in self.runs if run.folder.is_finished)
+
+    @cached_property
+    def scores(self) -> tuple[Scores, ...]:
+        return tuple(run.folder.scores() for run in self.finished)
+
+    @property
+    def marked_title(self) -> str:
+        """The title, with a mark where the network collapsed in some run."""
+        return f"{self.title}{collapse_mark(self.scores)}"
+
+    def test_by_run(self, name: str) -> dict[Any, float]:
+        """A score on the test classes, by seed and class fold."""
+        tests = zip(self.finished, (scores.test or {} for scores in self.scores), strict=True)
+        return {seed_and_fold(run.recipe): float(test[name]) for run, test in tests if test.get(name) is not None}
+
+
+def seed_and_fold(recipe: Recipe) -> tuple[int, int]:
+    """What distinguishes the runs of a line."""
+    return recipe.training.seed, recipe.protocol.fold
 
 
 @dataclass(frozen=True)
@@ -25,24 +59,16 @@ class Comparison:
     differences: Mapping[str, Difference]
 
     @classmethod
-    def of(
-        cls,
-        title: str,
-        scores: Callable[[str], Mapping[Seed, float]],
-        base: str,
-        base_scores: Callable[[str], Mapping[Seed, float]],
-        *,
-        collapsed: bool = False,
-    ) -> Comparison | None:
-        """By the scores of :data:`COMPARED`, each by seed; None where the two have none of them in common.
+    def of(cls, row: ScoredRuns, base: ScoredRuns) -> Comparison | None:
+        """By the scores of :data:`COMPARED`; None where the two have none of them in common.
 
         Where a network of one of the two collapsed, the difference decides nothing and has no interval.
         """
-        pairs = {name: difference_by_seed(scores(name), base_scores(name)) for name in COMPARED}
+        pairs = {name: difference_by_seed(row.test_by_run(name), base.test_by_run(name)) for name in COMPARED}
         differences = {name: difference for name, difference in pairs.items() if difference is not None}
-        if collapsed:
+        if collapse_mark([*row.scores, *base.scores]):
             differences = {name: replace(it, interval=None, more_seeds=None) for name, it in differences.items()}
-        return cls(title, base, differences) if differences else None
+        return cls(row.marked_title, base.marked_title, differences) if differences else None
 
 
 def differences_part(rows: Sequence[Comparison]) -> Part:

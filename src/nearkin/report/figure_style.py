@@ -33,16 +33,17 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
 }
 RUN_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Colours that remain distinct for colour-blind readers (Okabe and Ito's, and one more)."""
+"""Colours that colour-blind readers can tell apart (Okabe and Ito's, and one more)."""
 CLASS_COLOURS = (
     "#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377",
     "#ee7733", "#332288", "#99cc33", "#7b4b2a", "#009988", "#777777",
 )  # fmt: skip
-Cell = tuple[NDArray[np.uint8], str, str]
 CLASS_MARKERS = ("o", "s", "^", "D", "v", "P")
 GREY = "#888888"
 RIGHT, WRONG, PLAIN, MARGIN = "#1a9850", "#d73027", "#444444", "#f2f2f2"
 """Frames of hits of the query's class, of other hits, of the query itself; and the background inside a frame."""
+Cell = tuple[NDArray[np.uint8], str, str]
+"""An image, the colour of its frame, and its caption."""
 
 
 def new_figure(width: float, height: float) -> Any:
@@ -76,9 +77,9 @@ def set_title(figure: Any, *lines: str) -> None:
     figure.suptitle("\n".join(part for line in lines for part in textwrap.wrap(line, width)), fontsize=10)
 
 
-def number(value: float, digits: int = 2) -> str:
-    """A number with a minus sign as wide as its digits."""
-    return f"{value:.{digits}f}".replace("-", "−")
+def number(value: float) -> str:
+    """A number with two digits and a minus sign as wide as a digit."""
+    return f"{value:.2f}".replace("-", "−")
 
 
 def end_at_100(axis: Any, which: str = "y") -> None:
@@ -91,15 +92,15 @@ def end_at_100(axis: Any, which: str = "y") -> None:
 
 
 def class_style(index: int) -> dict[str, Any]:
-    """Colour and marker of the index-th class of a figure. After twelve classes the colours repeat, the markers not."""
+    """Colour and marker of the index-th class of a figure; when the colours repeat, the marker changes."""
     turn, colour = divmod(index, len(CLASS_COLOURS))
     return {"color": CLASS_COLOURS[colour], "marker": CLASS_MARKERS[turn % len(CLASS_MARKERS)]}
 
 
-def show_row(axis: Any, cells: Sequence[Cell], *, name: str = "", colour: str = "black", columns: int = 0) -> None:
-    """Images in a row of square frames, each ``(image, colour of the frame, caption)``, with a name at the left.
+def show_row(axis: Any, cells: Sequence[Cell], *, name: str = "", columns: int = 0) -> None:
+    """Images in a row of square frames, with a name at the left; ``columns`` leaves room for more images.
 
-    A wrong image also has a cross. ``columns`` leaves room for more images.
+    A wrong image also has a cross.
     """
     from matplotlib.patches import Rectangle
 
@@ -119,7 +120,7 @@ def show_row(axis: Any, cells: Sequence[Cell], *, name: str = "", colour: str = 
     axis.set_ylim(-0.05, 1.05)
     axis.set_aspect("equal")
     axis.set_axis_off()
-    axis.text(-0.12, 0.5, name, ha="right", va="center", fontsize=8, color=colour)
+    axis.text(-0.12, 0.5, name, ha="right", va="center", fontsize=8)
 
 
 def shorten(name: str, length: int) -> str:
@@ -153,7 +154,7 @@ def run_colour(run: OpenedRun) -> str:
 
 
 def class_caption(name: str, length: int = 24) -> str:
-    """A class name short enough for a caption; of a nested one the last part comes first."""
+    """A class name short enough for a caption; a nested one begins with its last part."""
     last, above = split_class_name(name)
     return shorten(f"{last} ({above})" if above else last, length)
 

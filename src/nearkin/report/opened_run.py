@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nearkin.data.cache import OpenedImages
+from nearkin.data.cache import OpenedImages, Progress
 from nearkin.data.source import is_benchmark
 from nearkin.errors import DataError
 from nearkin.evaluation.protocol import Protocol, select_by
@@ -22,7 +22,7 @@ from nearkin.losses.vcpa import VariationalBank
 from nearkin.numerics import normalise
 from nearkin.proxies import ProxyBank
 from nearkin.recipe import DataSection, Recipe, fingerprint
-from nearkin.runs.data import Progress, RunData, open_data, split_as_stored, with_root_found
+from nearkin.runs.data import RunData, open_data, split_as_stored, with_root_found
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.trained_run import TrainedRun, load_run
 from nearkin.training.build import build_objective, data_of
@@ -151,9 +151,9 @@ class OpenedRun:
 
     @cached_property
     def _run_data(self) -> RunData:
-        section, root = data_of(self.recipe), self.view.data_root
-        section = replace(section, root=section.root if root is None else str(root))
-        section = replace(section, source=section.source if self.view.data is None else self.view.data)
+        section, view = data_of(self.recipe), self.view
+        root = section.root if view.data_root is None else str(view.data_root)
+        section = replace(section, root=root, source=view.data or section.source)
         if section not in self._images_store:
             try:
                 self._images_store[section] = open_data(with_root_found(section), progress=self._progress)
@@ -161,7 +161,7 @@ class OpenedRun:
                 option = "--data-root" if is_benchmark(section.source) else "--data"
                 raise CannotDrawError(
                     f"the images cannot be read: {error}. If they have moved, give their new folder with {option}; "
-                    f"without images there are curves and covering"
+                    f"only curves and covering can be drawn without images"
                 ) from error
         data = split_as_stored(self.folder, self.recipe, self._images_store[section])
         images_hash = self.folder.split.images_hash
@@ -237,7 +237,7 @@ class OpenedRun:
 
     @property
     def test_rows(self) -> NDArray[np.int64]:
-        """Images of test classes, queries and gallery together."""
+        """Rows of the test images, queries and gallery together."""
         test = self.protocol.test
         if test is None:
             raise NothingToShowError("the run has no test classes")
@@ -252,7 +252,7 @@ class OpenedRun:
         return self.trained.embed(self.data.images, rows).cpu()
 
     def random(self) -> np.random.Generator:
-        """A fresh stream, the same for every run that is opened with the same seed."""
+        """A new generator, the same for every run that is opened with the same seed."""
         return np.random.Generator(np.random.Philox(self.view.seed))
 
     def sample(self, rows: NDArray[np.int64], limit: int = IMAGE_LIMIT) -> Sample:
@@ -287,13 +287,11 @@ def open_runs(
     """Open runs that were trained on the same data, which is read once."""
     store: dict[object, OpenedImages] = {}
     runs = [OpenedRun(path, view, images_store=store, progress=progress) for path in paths]
-    listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
-    if len({source_of(run.recipe.data) for run in runs}) > 1:
-        raise DataError(f"runs in one figure must share their data: {listing}. Plot them one by one")
-    if len({run.folder.images for run in runs} - {None}) > 1:
-        raise DataError(
-            f"runs in one figure must share their data, and images changed: {listing}. Plot them one by one"
-        )
+    sources, images = {source_of(run.recipe.data) for run in runs}, {run.folder.images for run in runs} - {None}
+    if len(sources) > 1 or len(images) > 1:
+        changed = "" if len(sources) > 1 else ", whose images have changed between these"
+        listing = ", ".join(f"{run.folder.path} on {run.recipe.data.source}" for run in runs)
+        raise DataError(f"runs in one figure must share their data{changed}: {listing}. Plot them one by one")
     families: dict[str, int] = {}
     titles, names = [run.title for run in runs], [run.name for run in runs]
     for run in runs:

@@ -13,13 +13,14 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import TypeVar
+from typing import Any
 
 import nearkin
 from nearkin.catalogue import plot_names
+from nearkin.data.cache import Progress
 from nearkin.data.table import split_class_name
 from nearkin.disk import check_writable, write_atomically
-from nearkin.errors import DataError, NearkinError, RecipeError
+from nearkin.errors import NearkinError, RecipeError
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.report.differences import Comparison, differences_part, how_to_read
@@ -31,11 +32,7 @@ from nearkin.report.query_results import QueryResults, retrieve
 from nearkin.report.run_groups import Gathered, RunGroup, gather_runs
 from nearkin.report.score_tables import score_table
 from nearkin.report.table import NOTHING, Line, Part, counted, html_table
-from nearkin.runs.data import Progress
-from nearkin.runs.folder import Environment, Outcome, RunFolder
-from nearkin.runs.scores import collapse_mark
-
-T = TypeVar("T")
+from nearkin.runs.folder import Outcome
 
 SCORED_LIMIT = 15_000
 """Of more test images, some whole classes are embedded for the scores by class."""
@@ -167,7 +164,8 @@ class _Page:
         if body := self._attempt(f"{name} on {data}" if data else name, make):
             self._sections.append((f"{name}-{number}" if data else name, f"{title}: {data}" if data else title, body))
 
-    def _attempt(self, what: str, make: Callable[[], T]) -> T | None:
+    def _attempt(self, what: str, make: Callable[[], Any]) -> Any:
+        """What ``make`` returns, or None with the reason in the list of what is not shown."""
         try:
             return make()
         except NearkinError as error:
@@ -200,8 +198,7 @@ def differences_section(groups: Sequence[RunGroup]) -> str:
         base = groups[0] if group.base is None else titles.get(group.base)
         if base is None or base is group or base.recipe.protocol.name != group.recipe.protocol.name:
             continue
-        sides = group.marked_title, group.test_by_run, base.marked_title, base.test_by_run
-        comparison = Comparison.of(*sides, collapsed=bool(collapse_mark([*group.scores, *base.scores])))
+        comparison = Comparison.of(group, base)
         rows += [comparison] if comparison is not None else []
     reading = how_to_read(rows)
     return f"{html_table(differences_part(rows))}<p class=note>{escape(reading)}</p>" if reading else ""
@@ -254,7 +251,7 @@ def cost_section(groups: Sequence[RunGroup]) -> str:
         minutes = sum(scores.seconds for scores in group.scores) >= 600 * len(group.scores)
         factor, unit = (1 / 60, "min") if minutes else (1, "s")
         costs = [scores.cost.__dict__ for scores in group.scores]
-        parameters = sum(_environment(group.runs[0].folder).parameters.values())
+        parameters = sum(group.runs[0].folder.environment().parameters.values())
         cells = [
             _number(Statistic.of(scores.epochs for scores in group.scores), 1),
             _number(Statistic.of(scores.steps for scores in group.scores), 0),
@@ -286,7 +283,7 @@ def reproduce_section(groups: Sequence[RunGroup]) -> str:
             again = run.folder.path.with_name(f"{run.folder.path.resolve().name}-again")
             commands.append(shlex.join(["nearkin", "train", str(run.folder.recipe_file), "-o", str(again)]))
         body = f"<p>Again, with the recipe of the run folder:</p>{code(*commands)}"
-        environments = [_environment(run.folder) for run in group.runs]
+        environments = [run.folder.environment() for run in group.runs]
         if started := list(dict.fromkeys(environment.command for environment in environments if environment.command)):
             body += f"<p>As it was started:</p>{code(*started)}"
         seeds = ", ".join(str(run.recipe.training.seed) for run in group.runs)
@@ -310,13 +307,6 @@ def code(*lines: str) -> str:
     """Text with a button that copies it."""
     button, text = '<button type="button" class="copy">Copy</button>', escape("\n".join(lines))
     return f'<div class="code">{button}<pre><code>{text}</code></pre></div>'
-
-
-def _environment(folder: RunFolder) -> Environment:
-    try:
-        return folder.environment()
-    except DataError:  # a damaged file is no reason to have no report
-        return Environment()
 
 
 def _number(value: Statistic | None, digits: int) -> str:

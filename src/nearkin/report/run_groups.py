@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from nearkin.data.cache import Progress
 from nearkin.errors import DataError
 from nearkin.recipe import Recipe, deciding, fingerprint
+from nearkin.report.differences import ScoredRuns, seed_and_fold
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs, source_of
-from nearkin.runs.data import Progress, notice_changed_images
+from nearkin.runs.data import notice_changed_images
 from nearkin.runs.folder import RunFolder
-from nearkin.runs.scores import EnsembleScores, Scores, collapse_mark
+from nearkin.runs.scores import EnsembleScores
 
 COMPARISON = "comparison.json"
 _MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
-class RunGroup:
+class RunGroup(ScoredRuns):
     """Runs of one recipe with different seeds, ordered by seed; under MLRC also with different folds."""
 
     title: str
@@ -37,28 +38,7 @@ class RunGroup:
 
     @property
     def data(self) -> str:
-        """The name of the data."""
         return self.scores[0].conditions.data if self.scores else Path(self.recipe.data.source).stem
-
-    @cached_property
-    def finished(self) -> tuple[OpenedRun, ...]:
-        return tuple(run for run in self.runs if run.folder.is_finished)
-
-    @cached_property
-    def scores(self) -> tuple[Scores, ...]:
-        """Scores of the finished runs."""
-        return tuple(run.folder.scores() for run in self.finished)
-
-    @property
-    def marked_title(self) -> str:
-        """The title, which says if the network collapsed."""
-        return f"{self.title}{collapse_mark(self.scores)}"
-
-    def test_by_run(self, name: str) -> dict[tuple[int, int], float]:
-        """A score on the test classes by seed and fold."""
-        keys = (_seed_and_fold(run.recipe) for run in self.finished)
-        tests = zip(keys, (scores.test or {} for scores in self.scores), strict=True)
-        return {key: float(value) for key, test in tests if (value := test.get(name)) is not None}
 
 
 @dataclass(frozen=True)
@@ -105,7 +85,7 @@ def gather_runs(
         families: dict[str, list[OpenedRun]] = {}
         for run in open_runs(same_data, view, progress=progress):
             members = families.setdefault(fingerprint(run.recipe, besides=_free_keys(run.recipe)), [])
-            twins = [other for other in members if _seed_and_fold(other.recipe) == _seed_and_fold(run.recipe)]
+            twins = [other for other in members if seed_and_fold(other.recipe) == seed_and_fold(run.recipe)]
             left_out += [f"{run.folder.path}: the same recipe and seed as {twin.folder.path}" for twin in twins]
             members += [] if twins else [run]
         groups = []
@@ -165,11 +145,6 @@ def _differing(recipe: Recipe, others: Sequence[Recipe]) -> list[str]:
     keys = dict.fromkeys(key for values in all_keys for key, value in values.items() if value != {})
     differing = [key for key in keys if len({str(values.get(key)) for values in all_keys}) > 1]
     return [f"{key.split('.', 1)[1]}={mine.get(key, 'default')}" for key in differing]
-
-
-def _seed_and_fold(recipe: Recipe) -> tuple[int, int]:
-    """What distinguishes the runs of a group."""
-    return recipe.training.seed, recipe.protocol.fold
 
 
 def _free_keys(recipe: Recipe) -> list[str]:

@@ -62,9 +62,9 @@ def metric_table(title: str, columns: Mapping[str, Mapping[str, Any] | None], *c
 
 
 def verdict(scores: Scores, recipe: Recipe, folder: Path) -> str | None:
-    """One line of advice where the network collapsed, or the scores as they are printed did not improve; else None.
+    """Advice where the network collapsed or the printed scores did not improve; else None.
 
-    Its last words are then the command that makes a run of the backbone as it is, next to the run's ``folder``.
+    With pretrained weights it ends with the command that makes a run of the backbone alone, next to ``folder``.
     """
     if scores.collapse is not None:
         return str(scores.collapse)
@@ -80,8 +80,8 @@ def verdict(scores: Scores, recipe: Recipe, folder: Path) -> str | None:
         return None
     line = f"Training did not help: {', '.join(worse)}." if worse else "Training changed nothing."
     if worse and better:
-        line = f"Training helped and hurt: {', '.join(worse)}, but {', '.join(better)}."
-    training, _encoder = recipe.training, recipe.encoder
+        line = f"Training hurt {', '.join(worse)}, and helped {', '.join(better)}."
+    training = recipe.training
     rate = f"training.learning_rate (now {training.learning_rate:g})"
     if not is_pretrained(recipe):
         return (

@@ -69,7 +69,7 @@ class Table:
 
 
 def terminal(table: Table) -> Group:
-    """For a terminal: narrow, with headings broken at their spaces and notes in yellow."""
+    """For a terminal: narrow, with headings of numbers broken at their spaces, and notes in yellow."""
     shown: list[Any] = [Text(table.title, style="bold")] if table.title else []
     for part in table.parts:
         shown += [Text(part.title, style="bold"), _rich(part)] if part.title else [_rich(part)]
@@ -162,14 +162,14 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def counted(number: int, one: str, many: str | None = None) -> str:
+def counted(number: int, noun: str) -> str:
     """A number with its noun.
 
-    >>> counted(1, "class"), counted(2, "class"), counted(1200, "image"), counted(2, "query", "queries")
-    ('1 class', '2 classes', '1,200 images', '2 queries')
+    >>> counted(1, "class"), counted(2, "class"), counted(1200, "image")
+    ('1 class', '2 classes', '1,200 images')
     """
-    plural = many or one + ("es" if one.endswith("s") else "s")
-    return f"{number:,} {one if number == 1 else plural}"
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number:,} {noun if number == 1 else plural}"
 
 
 def signed(value: float, digits: int = 1) -> str:

@@ -1,4 +1,4 @@
-"""The images of a run, opened and split as when the run began, and a report on them to read before training."""
+"""Opening the images of a run, split as when the run began, and a report on them to read before training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nearkin.data.cache import OpenedImages, cache_root, open_images
+from nearkin.data.cache import OpenedImages, Progress, cache_root, open_images
 from nearkin.data.duplicates import MAX_IMAGES, find_duplicates
 from nearkin.data.source import is_benchmark, read_source
 from nearkin.data.table import ImageTable, LeftOut
@@ -20,9 +20,6 @@ from nearkin.evaluation.splits import HOLDOUT, Changes
 from nearkin.recipe import DataSection, Recipe
 from nearkin.runs.folder import RunFolder
 from nearkin.training.build import data_of
-
-Progress = Callable[[int, int], None]
-"""Called with the number of images done and their total."""
 
 SCORED = ("validation", "test", "query", "gallery", HOLDOUT)
 TRAINING, NEW_IMAGES, UNUSED = "training", "new images", "not used"
@@ -81,7 +78,7 @@ def open_own_data(folder: RunFolder, section: DataSection, *, progress: Progress
 
 
 def with_root_found(section: DataSection) -> DataSection:
-    """The section of a run, with the default folder of benchmarks where its own is gone."""
+    """The section of a run; a ``root`` that no longer exists is replaced by the default folder of benchmarks."""
     gone = section.root is not None and not Path(section.root).is_dir()
     return dataclasses.replace(section, root=None) if gone else section
 
@@ -89,10 +86,10 @@ def with_root_found(section: DataSection) -> DataSection:
 def split_as_stored(
     folder: RunFolder, recipe: Recipe, now: OpenedImages, *, scored: Sequence[str] = SCORED, trains: bool = False
 ) -> RunData:
-    """What a run was trained and tested on, among the images that are there now; notices say what has changed.
+    """The run's images among those that exist now, with the classes and split that the run stored.
 
-    Images are recognised by their content; classes and split are those that the run stored. Images lost from splits
-    that are not ``scored`` need no notice. With ``trains`` training resumes, which needs every one of its images.
+    Images are recognised by their content. Notices say what has changed, but not which images are missing from splits
+    that are not ``scored``. With ``trains``, for a training that resumes, a missing training image is an error.
     """
     images, splits, changes = folder.split.restore(now, by_name=is_benchmark(recipe.data.source))
     if trains:
@@ -103,7 +100,7 @@ def split_as_stored(
 
 
 def notice_changed_images(folders: Iterable[RunFolder]) -> None:
-    """Give a notice where the images of one source changed between runs that are compared with each other."""
+    """Give a notice if the images of one source changed between runs that are compared."""
     first: dict[str, RunFolder] = {}
     for folder in folders:
         if folder.images is None:
@@ -131,7 +128,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Repeated:
-    """Pictures that occur more than once; an example is two rows, each as id and part."""
+    """Pictures that occur more than once; an example is two images, each as id and part."""
 
     count: int = 0
     examples: tuple[tuple[tuple[str, str], tuple[str, str]], ...] = ()
@@ -139,7 +136,7 @@ class Repeated:
 
 @dataclass(frozen=True)
 class RepeatedPictures:
-    """The same or nearly the same picture where it makes scores wrong."""
+    """Pictures that occur, nearly the same, twice where this makes scores wrong."""
 
     leaks: Repeated = Repeated()
     """In training and among what is scored."""
@@ -166,7 +163,7 @@ class DataReport:
     left_out: tuple[LeftOut, ...] = ()
     unreadable: tuple[str, ...] = ()
     repeated: RepeatedPictures | None = None
-    """None where it was not looked for, as in published benchmarks."""
+    """None where they were not searched for, as in published benchmarks."""
     kept_in: str | None = None
     """The folder of the decoded images."""
 
@@ -175,7 +172,7 @@ Announce = Callable[[DataReport], None]
 
 
 def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = None) -> DataReport:
-    """The report on a recipe's data, with the parts into which its protocol divides them, if it can."""
+    """The report on a recipe's data, with the parts of its protocol where there are classes enough for one."""
     try:
         parts = _parts(protocol or Protocol(recipe.protocol, data.table))
     except DataError:  # too few classes; the images that were left out may be why
@@ -189,7 +186,7 @@ def report_on(recipe: Recipe, data: OpenedImages, protocol: Protocol | None = No
 def describe_data(
     opened: OpenedImages, parts: Mapping[str, NDArray[np.int64]], *, compare: bool = True, kept_in: str | None = None
 ) -> DataReport:
-    """The report on ``opened``, whose rows are divided into ``parts``; ``compare`` looks for repeated pictures."""
+    """The report on ``opened`` and its ``parts``, given as rows; ``compare`` searches for repeated pictures."""
     table = opened.table
     rows_used = np.concatenate(list(parts.values())) if parts else np.arange(len(table))
     unused = np.setdiff1d(np.arange(len(table)), rows_used)
@@ -217,7 +214,7 @@ def describe_data(
 
 
 def _parts(protocol: Protocol) -> dict[str, NDArray[np.int64]]:
-    """The rows of a protocol's parts, by what they are used for."""
+    """The rows of a protocol's parts, by their use."""
     parts = {TRAINING: protocol.train_rows}
     if len(protocol.holdout):
         parts[NEW_IMAGES] = protocol.holdout

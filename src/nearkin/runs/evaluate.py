@@ -1,4 +1,4 @@
-"""Trained runs scored again, on their own data or on others; and backbones scored without any training."""
+"""Score trained runs again, on their own data or on others, and backbones without any training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin import ranks
-from nearkin.data.cache import OpenedImages
+from nearkin.data.cache import OpenedImages, Progress
 from nearkin.data.folder import ClassFolders
 from nearkin.data.source import is_benchmark
 from nearkin.encoders.architectures import default_weights
@@ -21,7 +21,7 @@ from nearkin.evaluation.protocol import EvaluationSet, Protocol, as_tested
 from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import concatenate_embeddings
 from nearkin.recipe import ProtocolSection
-from nearkin.runs.data import SCORED, Announce, Progress, describe_data, open_data, open_run_data
+from nearkin.runs.data import SCORED, Announce, describe_data, open_data, open_run_data
 from nearkin.runs.folder import RunFolder, pretrained_recipe
 from nearkin.runs.model import check_compatible
 from nearkin.runs.scores import EvaluationResult
@@ -50,9 +50,8 @@ def evaluate_run(
 ) -> EvaluationResult:
     """Scores of a run's encoder on its own test classes, or on ``data``.
 
-    The test classes are the images that were kept for testing when the run began (``split.csv``), as far as they are
-    still there; images added later are left out. Where images or classes of ``data`` were trained on, ``note`` says so
-    and ``trained_on`` counts them.
+    The run's own test images are those of ``split.csv`` that still exist; images added later are left out. If the run
+    was trained on images or classes of ``data``, ``note`` says so and ``trained_on`` counts them.
 
     Args:
         path: a run folder.
@@ -64,7 +63,7 @@ def evaluate_run(
         flip: whether an embedding is averaged with the mirror image's.
         eval_size: side of the crops in pixels.
         also: further runs, whose embeddings are concatenated with those of the first.
-        rerank: orders the rankings again, which needs all test images at once.
+        rerank: orders every ranking again by common neighbours among all test images.
         progress: called while images are decoded.
         announce: called with a report on ``data`` before they are scored.
     """
@@ -99,8 +98,15 @@ def evaluate_run(
     trained_on = None if data is None else _trained_on(run.folder, opened, part)
     notes = [] if trained_on is None else [_note(trained_on, opened, part)]
     for other in runs[1:]:  # these may have been trained on what the first was tested on
-        note = _note(_trained_on(other.folder, opened, part), opened, part)
-        notes += [note and f"of {other.folder.path}: {note}"]
+        if note := _note(_trained_on(other.folder, opened, part), opened, part):
+            notes.append(f"of {other.folder.path}: {note}")
+    conditions = [as_tested("", run.recipe.protocol)]
+    if also:
+        conditions.append(
+            f"embeddings concatenated with those of {', '.join(str(one.folder.path) for one in runs[1:])}"
+        )
+    if rerank is not None:
+        conditions.append(str(rerank))
     return EvaluationResult(
         run=str(path),
         checkpoint=which,
@@ -110,7 +116,7 @@ def evaluate_run(
         trained_on=trained_on,
         hardware=describe_hardware(run.device),
         note="; ".join(filter(None, notes)) or None,
-        conditions=_conditions(runs, rerank),
+        conditions="; ".join(filter(None, conditions)) or None,
         scores=ranks.from_first(lambda: scores),
     )
 
@@ -146,10 +152,8 @@ def evaluate_backbone(
     """
     known = None if ":" in backbone else default_weights(backbone) or "imagenet"
     start = known if weights is None else str(weights)
-    changes: dict[str, str | None] = {"encoder.backbone": backbone, "encoder.weights": start, "encoder.dim": None}
-    changes |= {"data.source": data}
-    changes |= {} if data_root is None else {"data.root": str(data_root)}
-    changes |= {} if class_folders is None else {"data.class_folders": class_folders}
+    changes = {"encoder.backbone": backbone, "encoder.weights": start, "encoder.dim": None, "data.source": data}
+    changes |= {"data.root": None if data_root is None else str(data_root), "data.class_folders": class_folders}
     written = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
     recipe = load_recipe(pretrained_recipe(backbone), [*written, *overrides])
     with ranks.joined(), float32_products(recipe.training.precision):
@@ -206,16 +210,8 @@ def _test_part(section: ProtocolSection, opened: OpenedImages) -> tuple[Protocol
     return Protocol(replace(section, test_share=0.0), table), every_row
 
 
-def _conditions(runs: Sequence[TrainedRun], rerank: Rerank | None) -> str | None:
-    """All that is unusual about the scores, in words that every table shows."""
-    conditions, others = [as_tested("", runs[0].recipe.protocol)], [str(run.folder.path) for run in runs[1:]]
-    conditions += [f"embeddings concatenated with those of {', '.join(others)}"] if others else []
-    conditions += [] if rerank is None else [str(rerank)]
-    return "; ".join(filter(None, conditions)) or None
-
-
 def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) -> dict[str, int]:
-    """How many of the images and classes to be scored the run has seen in training, classes by images or names."""
+    """How many of the scored images and classes trained the run; a class is recognised by its name or an image."""
     split, table, rows = folder.split, opened.table, np.unique(part.rows)
     images = [row for row in rows.tolist() if opened.digests[row] in split.trained]
     labels = np.unique(table.labels[rows]).tolist()

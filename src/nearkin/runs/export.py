@@ -1,4 +1,4 @@
-"""A run's encoder written to one file, ONNX or safetensors, which is checked on real images before it gets its name."""
+"""Export a run's encoder to one file, ONNX or safetensors, which is checked on real images before it gets its name."""
 
 from __future__ import annotations
 
@@ -40,28 +40,27 @@ Format = Literal["onnx", "safetensors"]
 
 TO_TORCH = 1e-5
 """The largest difference allowed between a number of an embedding and the same computation in torch."""
-TO_PILLOW = 1.25
-"""The largest difference allowed between a pixel of the file's crop and Pillow's, which rounds twice, in levels of 256.
-"""
+TO_PILLOW = 1.25  # Pillow rounds twice
+"""The largest difference allowed between pixels of the file's crop and Pillow's, in levels of 256."""
 
 _CHECKED_IMAGES = 6
 MOST_TRAINED = 250_000
-"""A file names the images that trained it up to this number."""
+"""Up to this number of training images, a file lists their hashes."""
 _ENCODER_KEY, _FLIP_KEY = "nearkin.encoder", "nearkin.flip"
 
 
 @dataclass(frozen=True)
 class Check:
-    """How far the file's embeddings of real images are from those of the run, at most."""
+    """The largest differences between the file and the run on real images."""
 
     images: str
     """Number and origin of the images."""
     to_torch: float
-    """Of any number of an embedding, with the same crops."""
+    """Between numbers of an embedding, with the same crops."""
     to_pillow: float
-    """Of a pixel of the crop, in levels of 256."""
+    """Between pixels of the crop, in levels of 256."""
     distance: float
-    """Between embeddings, where the file resizes instead of Pillow."""
+    """Between embeddings, if the file resizes instead of Pillow."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ def export(
     images: ImageInput | Iterable[ImageInput] | None = None,
     data_root: str | Path | None = None,
 ) -> ExportResult:
-    """Write the encoder of a run as one file, from raw uint8 pixels ``[N, H, W, 3]`` of any size to embeddings.
+    """Write the encoder of a run to one file that takes raw uint8 pixels ``[N, H, W, 3]`` of any size.
 
     The file is checked before it gets its name: on ``images``, by default some of the run's own, its embeddings must
     match the run's to ``TO_TORCH``, and its crops Pillow's to ``TO_PILLOW``. A model card is written next to it.
@@ -193,7 +192,7 @@ def _half(number: int) -> int:
 
 def write_onnx(graph: PixelsToEmbeddings, settings: Settings, path: Path) -> None:
     """Write ONNX, for onnxruntime and others: one file with its weights inside."""
-    # An example with two of each, as a size of one would be taken for a constant.
+    # Two images, since a size of one would be taken for a constant.
     example = torch.zeros(2, graph.resize + 5, graph.resize + 14, 3, dtype=torch.uint8)
     any_size = dict.fromkeys(range(3), torch.export.Dim.DYNAMIC)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # remarks on optional packages
@@ -246,7 +245,7 @@ def read_weights(path: Path) -> ExportedModel:
 
 
 def _prefixes(trained: frozenset[str] | None) -> str | None:
-    """What a file tells of the images that trained it; nothing where it would take megabytes."""
+    """The hashes of the training images for a file's metadata; None where they would take megabytes."""
     if trained is None or len(trained) > MOST_TRAINED:
         return None
     return "".join(sorted(content_hash[:PREFIX] for content_hash in trained))
@@ -313,7 +312,7 @@ def _check(
 
 
 def _at_three_sizes(photo: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """The photo, most of it, and enlarged: an image that has the size of the crop would not be resized at all."""
+    """The photo, most of it, and the photo enlarged: an image of the crop's size would not be resized."""
     height, width = photo.shape[:2]
     most = np.ascontiguousarray(photo[: -(-height * 3 // 4), : -(-width * 4 // 5)])
     larger = Image.fromarray(photo).resize((width * 3 // 2, height * 7 // 4), Image.Resampling.BICUBIC)

@@ -24,8 +24,7 @@ import torch
 from nearkin.catalogue import PLOT_FORMATS, plot_names
 from nearkin.disk import make_folder, write_atomically
 from nearkin.encoders.architectures import build_backbone, default_weights, measured
-from nearkin.encoders.hub import PREFIX as HUB
-from nearkin.encoders.hub import weights_file
+from nearkin.encoders.weights import HUB, weights_file
 from nearkin.errors import DataError, MissingExtraError, RecipeError
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.ranks import is_first
@@ -41,7 +40,7 @@ PACKAGES = ("nearkin", "torch", "numpy", "pillow", "safetensors", "matplotlib", 
 
 @dataclass(frozen=True)
 class DataRecord:
-    """The images that there were, and how they were divided."""
+    """The images of a run and how they were split."""
 
     name: str = ""
     source: str = ""
@@ -131,12 +130,9 @@ class Environment(Record):
         data = DataRecord(**known_fields(DataRecord, record.get("data") or {}))
         return cls(**{**known_fields(cls, record), "data": data})
 
-    def as_record(self) -> dict[str, Any]:
-        return super().as_record() | {"data": dataclasses.asdict(self.data)}
-
 
 def weights_hash(section: EncoderSection) -> str | None:
-    """A hash of the file that the encoder starts from."""
+    """A hash of the file of the initial weights; None without one."""
     if section.weights is None or section.weights == "imagenet":
         return None
     with open(weights_file(section.weights), "rb") as file:
@@ -169,11 +165,11 @@ WRITTEN = (
     *("environment.json", "split.csv", "evaluations.csv", "events.json"),
     *("checkpoints/last.pt", "checkpoints/best-[0-9]*.pt", "tensorboard/events.out.tfevents.*"),
     *("wandb-id.txt", "mlflow-id.txt", "wandb/latest-run", "wandb/debug*.log", "wandb/run-*", "wandb/offline-run-*"),
-    *("neighbours.png", "report.html", "moments.npz", "test_embeddings-*.npy"),
+    *("neighbours.png", "report.html", "test_embeddings-*.npy"),
     *(f"plots/{name}.{kind}" for name in plot_names() for kind in PLOT_FORMATS),
     *("study.json", "output.log", "recipe.yaml"),
 )
-"""Everything that nearkin writes into a run's folder; other files are never removed. The recipe goes last."""
+"""Everything that nearkin writes into a run's folder; only these files are ever removed, the recipe last."""
 
 T = TypeVar("T")
 
@@ -189,7 +185,7 @@ class RunFolder(TrainingFolder):
 
     @classmethod
     def existing(cls, path: str | Path) -> RunFolder:
-        """A folder that a run was written to, or an error that says how to make one."""
+        """The folder of a run; the error says how to make one."""
         folder = cls(path)
         if not folder.path.is_dir():
             near = sorted(str(recipe.parent) for recipe in folder.path.parent.glob("*/recipe.yaml"))
@@ -213,7 +209,7 @@ class RunFolder(TrainingFolder):
         self._remove(WRITTEN)
 
     def reopen(self, recipe: Recipe) -> None:
-        """Make a finished run one that is not finished, and trains on by ``recipe``."""
+        """Turn a finished run into an unfinished one that continues by ``recipe``."""
         self._remove(RESULTS)
         self.write_recipe(recipe)
         self.write_environment(dataclasses.replace(self.environment(), recipe=fingerprint(recipe)))
@@ -227,10 +223,7 @@ class RunFolder(TrainingFolder):
                     file.unlink(missing_ok=True)
 
     def check_same_recipe(self, recipe: Recipe, *, may_differ: Collection[str] = ()) -> dict[str, str]:
-        """Refuse to continue a run with another recipe than it was begun with.
-
-        Returns the keys of ``may_differ`` that differ, each with its old and new value in words.
-        """
+        """Refuse another recipe than the run's; returns the keys of ``may_differ`` that differ, and how, in words."""
         changed = differences(deciding(self.recipe()), deciding(recipe))
         refused = [text for key, text in changed.items() if key not in may_differ]
         if refused:
@@ -245,7 +238,7 @@ class RunFolder(TrainingFolder):
 
     @property
     def images(self) -> tuple[str, str] | None:
-        """The source, and a hash of all images and their classes when the run began."""
+        """The source and the hash of all images and classes when the run began; None where unknown."""
         try:
             data = self.environment().data
             return (data.source, data.images_hash) if data.images_hash else None
@@ -305,11 +298,11 @@ class Outcome:
     row: str
     seed: int
     status: Status
-    """``failed``: training broke off; ``skipped``: data, weights or an extra are missing; ``unfinished``: not yet."""
+    """``failed``: training ended with an error; ``skipped``: data, weights or an extra are missing."""
     reason: str | None = None
     exit_code: int = 0
     parallel_runs: int = 1
-    """How many runs shared the machine, on which times per step depend."""
+    """How many runs shared the machine, which affects times per step."""
 
     @classmethod
     def after(cls, row: str, seed: int, folder: RunFolder, reason: str, code: int, *, parallel_runs: int) -> Outcome:
@@ -338,7 +331,7 @@ class Outcome:
 
 RUNS = Path("runs")
 OWN_PHOTOS = ("own_photos/vit", "own_photos/lite2", "own_photos/pretrained")
-"""Recipes for own images that start from a pretrained backbone, the best first."""
+"""Recipes for own images with a pretrained backbone, the best first."""
 
 
 def own_photos_recipe(
@@ -360,17 +353,16 @@ def own_photos_recipe(
 
 
 def pretrained_recipe(backbone: str) -> str:
-    """The name of the recipe for own images that suits a pretrained backbone: its own, or one of its like."""
+    """The name of the recipe for own images for a pretrained backbone: its own, or that of a similar one."""
     names = {load_recipe(name).encoder.backbone: name for name in OWN_PHOTOS}
     is_transformer = str(default_weights(backbone)).startswith(HUB)
     return names.get(backbone, "own_photos/vit" if is_transformer else "own_photos/pretrained")
 
 
 def own_photos_name(*, say: Callable[[str], None] = print) -> str:
-    """The name of the recipe for own images: that of the first pretrained backbone that can be had here.
+    """The name of the recipe for own images with the best pretrained backbone that is available here.
 
-    ``say`` is called with which one that is and what it costs, then with the same of those before it and what is
-    missing.
+    ``say`` is called with that backbone and its cost, then with each better one and what it lacks.
     """
     missing = []
     for name in OWN_PHOTOS:
@@ -394,14 +386,14 @@ def own_photos_name(*, say: Callable[[str], None] = print) -> str:
 
 
 def _with_cost(backbone: str) -> str:
-    """A backbone with the size of its weights and its share of the time of a photo."""
+    """A backbone with the size of its weights and its time for a photo."""
     figures = measured()[backbone]
     size, time = 4 * float(figures["million parameters"]), figures["CPU ms a photo"]
     return f"{backbone} ({size:.0f} MB, {time} ms of a core for each photo)"
 
 
 def default_folder(recipe: Recipe) -> Path:
-    """``runs/<data>-<objective>-<hash>``, the same for recipes that decide the same run.
+    """``runs/<data>-<objective>-<hash>``, equal for recipes of the same run.
 
     >>> default_folder(Recipe()) == default_folder(Recipe().with_changes({"training.device": "cpu"}))
     True

@@ -1,7 +1,4 @@
-"""A trained encoder as other programs use it: images in, float32 vectors out, and an identity.
-
-Nothing here imports torch, which an ``.onnx`` file does not need.
-"""
+"""A trained encoder for use: images in, float32 vectors out. An ``.onnx`` file needs no torch, so none is imported."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ METADATA_KEY = "nearkin"
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a file's metadata say about its encoder."""
+    """The encoder's settings in the metadata of an exported file."""
 
     identity: str
     """A hash of weights and preprocessing, the same for both formats."""
@@ -43,7 +40,7 @@ class Settings:
     shorter_side: int
     """Larger images are shrunk to this when they are decoded, as in the run."""
     trained: str | None = None
-    """The first :data:`PREFIX` digits of the content hash of each image that it was trained on, one after another."""
+    """The first :data:`PREFIX` digits of the content hash of each training image, concatenated."""
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -59,8 +56,8 @@ class Settings:
 class ExportedModel:
     """An encoder from a file that ``nearkin export`` wrote.
 
-    :meth:`embed` crops with Pillow, as the run did, so that images of different sizes share a batch.
-    ``compute`` is the file itself, which crops inside: uint8 ``[N, H, W, 3]`` of one size → float32 ``[N, dim]``.
+    :meth:`embed` crops with Pillow, as the run did, so a batch may hold images of different sizes. ``compute`` calls
+    the file itself, which crops inside: uint8 ``[N, H, W, 3]`` of one size → float32 ``[N, dim]``.
     """
 
     def __init__(self, settings: Settings, compute: Callable[[NDArray[np.uint8]], NDArray[np.float32]]) -> None:
@@ -80,7 +77,7 @@ class ExportedModel:
         return embeddings
 
     def _frame(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Pillow's crop, in the middle of a square from which the file cuts it out again without scaling."""
+        """Pillow's crop, centred in a frame from which the file crops it again without scaling."""
         resize, size = self.settings.resize, self.settings.size
         frame = np.zeros((resize, resize, 3), dtype=np.uint8)
         start = round((resize - size) / 2)
@@ -95,7 +92,7 @@ def load_exported(path: str | Path, *, threads: int | None = None) -> ExportedMo
     """
     path = Path(path).expanduser()
     if path.suffix not in SUFFIXES:
-        raise DataError(f"{path} is no exported encoder: {did_you_mean(path.suffix, SUFFIXES)}")
+        raise DataError(f"{path} is not an exported encoder: {did_you_mean(path.suffix, SUFFIXES)}")
     if not path.is_file():
         raise DataError(f"there is no file {str(path)!r}: write it with nearkin export RUN -o {path}")
     if path.suffix == ".onnx":
@@ -136,25 +133,25 @@ class Model:
     """A hash of weights, architecture and preprocessing: the same for models that give an image the same vector."""
     dim: int
     distance: Literal["cosine", "euclidean"]
-    """How its vectors are compared: by angle where they have length 1, by distance where length counts."""
+    """How its vectors are compared: by angle if they have length 1, else by distance."""
     shorter_side: int | None
-    """Decoded images are shrunk to this before anything else, as in training."""
+    """Decoded images are first shrunk to this, as in training."""
     embed: Callable[[Images, int | None], Vectors]
     """Vectors of decoded images in their order; the second argument is the batch size."""
     was_trained_on: Callable[[str], bool] | None = None
-    """Whether an image, given by its content hash, was trained on; None where that is not known."""
+    """Whether an image, given by its content hash, was trained on; None where unknown."""
     classes: Callable[[], frozenset[str]] = frozenset
     """The classes of the run, trained on or not; none of an exported file."""
     class_folders: ClassFolders | None = None
     """Which folders are the classes, as the run read them (:func:`~nearkin.data.folder.read_folder`)."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """The arguments of :func:`load` next to the path that change vectors; JSON can hold them."""
+    """The arguments of :func:`load` besides the path that change vectors, as JSON values."""
 
     def encode(self, images: Images | ImageInput | Iterable[ImageInput], batch_size: int | None = 64) -> Vectors:
         """Vectors of images, float32: ``[dim]`` of one image, ``[N, dim]`` of a list or a batch, in the order given.
 
-        An image is a path, the bytes of an image file, a Pillow image, or a uint8 array or tensor, and is treated as
-        its file would be (:class:`~nearkin.data.image_inputs.ImageInputs`).
+        An image is a path, the bytes of an image file, a Pillow image, or a uint8 array or tensor; all are treated
+        alike (:class:`~nearkin.data.image_inputs.ImageInputs`).
         """
         if batch_size is not None and batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
@@ -190,8 +187,7 @@ def load(
         models = [load(one, which=which, device=device, flip=flip, eval_size=eval_size) for one in paths]
         return models[0] if len(models) == 1 else concatenated(models)
     source = Path(path).expanduser()
-    asked: dict[str, Any] = {} if flip is None else {"flip": flip}
-    asked |= {} if eval_size is None else {"eval_size": eval_size}
+    asked: dict[str, Any] = {k: v for k, v in {"flip": flip, "eval_size": eval_size}.items() if v is not None}
     if source.suffix in SUFFIXES and not source.is_dir():
         if asked:
             raise RecipeError(f"{' and '.join(asked)} cannot be changed in {source}: give the run it was made from")
@@ -235,6 +231,10 @@ def concatenated(models: Sequence[Model]) -> Model:
     first, identities = models[0], " ".join(model.identity for model in models)
     check_compatible([model.distance for model in models], [model.shorter_side for model in models])
 
+    def embed(images: Images, batch_size: int | None) -> Vectors:
+        vectors = np.concatenate([model.embed(images, batch_size) for model in models], axis=1)
+        return np.asarray(vectors / np.sqrt(len(models)), dtype=np.float32)
+
     trained = [model.was_trained_on for model in models if model.was_trained_on is not None]
     return Model(
         path=first.path,
@@ -242,7 +242,7 @@ def concatenated(models: Sequence[Model]) -> Model:
         dim=sum(model.dim for model in models),
         distance=first.distance,
         shorter_side=first.shorter_side,
-        embed=lambda images, batch_size: concatenate_vectors([model.embed(images, batch_size) for model in models]),
+        embed=embed,
         was_trained_on=(lambda image: any(was(image) for was in trained)) if len(trained) == len(models) else None,
         classes=first.classes,
         class_folders=first.class_folders,
@@ -253,18 +253,9 @@ def concatenated(models: Sequence[Model]) -> Model:
 def check_compatible(distances: Sequence[str], sizes: Sequence[int | None]) -> None:
     """Refuse models that differ in how vectors are compared, or in the size of decoded images."""
     if len(set(distances)) > 1:
-        raise RecipeError(
-            "models compared by angle and models compared by distance cannot be concatenated: take runs with the same "
-            "encoder.normalisation"
-        )
+        raise RecipeError("models to be concatenated must have the same encoder.normalisation, l2 or ball")
     if len(set(sizes)) > 1:
         raise RecipeError(
             f"the runs decode images to different sizes ({', '.join(map(str, sizes))} pixels): take runs with the same "
             f"data.shorter_side and crops, or give one --eval-size"
         )
-
-
-def concatenate_vectors(parts: Sequence[Vectors]) -> Vectors:
-    """Vectors ``[N, D]`` of the same images by several models, divided by the root of their number."""
-    vectors: Vectors = (np.concatenate(parts, axis=1) / np.sqrt(len(parts))).astype(np.float32)
-    return vectors

@@ -20,6 +20,7 @@ def model_card(
     dim = encoder.dim or "all the backbone's"
     written = f"nearkin {environment.packages.get('nearkin', '')} on {environment.started[:10]}"
     distance = "cosine similarity" if encoder.normalisation == "l2" else "Euclidean distance"
+    files = f"in `{folder.recipe_file.name}`, versions in `{folder.environment_file.name}`"
     lines = [
         f"# {conditions.data}: {conditions.objective}" + (", trained on every class" if final else ""),
         "",
@@ -42,12 +43,7 @@ def model_card(
         f"- backbone `{encoder.backbone}`, weights at the start: {environment.weights or 'random numbers'}",
         f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores.epochs:g} epochs of a schedule "
         f"of {recipe.training.epochs}, seed {conditions.seed}, {conditions.hardware}",
-        "- everything else "
-        + (
-            "at the end of this page"
-            if exported
-            else f"in `{folder.recipe_file.name}`, versions in `{folder.environment_file.name}`"
-        ),
+        f"- everything else {'at the end of this page' if exported else files}",
         "",
         "## Use",
         "",

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from nearkin import ranks
+from nearkin.data.cache import Progress
 from nearkin.disk import check_room, remove_leftovers, sole_writer_of, write_atomically
 from nearkin.errors import RecipeError, catching_out_of_memory, notice
 from nearkin.evaluation.confidence import confidence_among
 from nearkin.evaluation.splits import StoredSplit
 from nearkin.recipe import LENGTH, LOCATIONS, Recipe, fingerprint
-from nearkin.runs.data import Announce, Progress, RunData, open_data, open_own_data, report_on, split_as_stored
+from nearkin.runs.data import Announce, RunData, open_data, open_own_data, report_on, split_as_stored
 from nearkin.runs.folder import Environment, RunFolder, weights_hash
 from nearkin.runs.model_card import model_card
 from nearkin.runs.scores import Conditions, Cost, FinalOf, NewImages, Scores
@@ -45,21 +46,21 @@ def run(
     score_test: bool = True,
     announce: Announce | None = None,
 ) -> Scores:
-    """Train as ``recipe`` says and write everything to ``folder``; returns what ``scores.json`` holds.
+    """Train as ``recipe`` says and write everything to ``folder``; returns the content of ``scores.json``.
 
-    Only one process writes to a folder at a time. A resumed run uses the same images, classes and split that it began
-    with (``split.csv``). Where the images have moved, ``data.source`` of ``recipe`` says where to.
+    Only one process writes to a folder at a time. A resumed run uses the images, classes and split that it began with
+    (``split.csv``). If the images have moved, set ``data.source`` of ``recipe`` to their new place.
 
-    Processes that torchrun has started train together, in a folder that all of their machines share. Where torchrun
-    has restarted them after one was lost, they resume from the last checkpoint.
+    Processes started by torchrun train together, in a folder that all of their machines share. If torchrun restarts
+    them after losing one, they resume from the last checkpoint.
 
     Args:
         recipe: what to train.
         folder: of the run.
         observer: called after each step and evaluation.
-        resume: continue the run in ``folder``; a finished run returns its scores. Other ``training.epochs`` or
-            ``training.max_steps`` than it was begun with make it longer or shorter.
-        finish: end the run in ``folder`` at its last checkpoint: the best of its evaluations is chosen and scored.
+        resume: continue the run in ``folder``; a finished run returns its scores. ``training.epochs`` and
+            ``training.max_steps`` may be changed to make it longer or shorter.
+        finish: end the run in ``folder`` at its last checkpoint, and choose and score its best evaluation.
         overwrite: remove the run in ``folder`` and begin again.
         progress: called while images are decoded.
         score_test: whether the test classes are scored; if not, the protocol must choose the epoch without them.
@@ -151,7 +152,7 @@ def run(
 
 
 def _open_stored(recipe: Recipe, folder: RunFolder, changed: Collection[str], *, progress: Progress | None) -> RunData:
-    """The images that a run began with, also where they have moved; weights that have moved must be the same."""
+    """The images that a run began with. Images and weights may have moved, with the same content."""
     if "encoder.weights" in changed and folder.environment().weights_hash != weights_hash(recipe.encoder):
         raise RecipeError(
             f"{folder.path} was begun with other weights than {recipe.encoder.weights}: resume with the same file, "
@@ -166,18 +167,16 @@ def _open_stored(recipe: Recipe, folder: RunFolder, changed: Collection[str], *,
 
 
 def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite: bool) -> dict[str, str]:
-    """Refuse a folder that does not hold what the caller expects; returns what a resumed run may and does change."""
+    """Refuse a folder that is not as the caller expects; returns the keys that a resumed run changes."""
     if resume and overwrite:
         raise RecipeError("--resume and --overwrite contradict each other: give one of them")
-    if not folder.is_begun:
-        if resume:
-            raise RecipeError(
-                f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
-            )
-        return {}
+    if resume and not folder.is_begun:
+        raise RecipeError(
+            f"there is no run in {folder.path} to continue: name its folder with -o, or begin it without --resume"
+        )
     if resume:
         return folder.check_same_recipe(recipe, may_differ=(*LOCATIONS, *LENGTH))
-    if not overwrite:
+    if folder.is_begun and not overwrite:
         what = "a finished run" if folder.is_finished else "a run that is not finished"
         raise RecipeError(
             f"{folder.path} holds {what}: continue it with --resume, begin again with --overwrite, "
@@ -187,9 +186,9 @@ def _check_folder(recipe: Recipe, folder: RunFolder, *, resume: bool, overwrite:
 
 
 def _check_shared(folder: RunFolder) -> None:
-    """Refuse a folder that only some of the machines see: at the end every rank reads the best weights there."""
+    """Refuse a folder that some machines do not see: at the end every rank reads the best weights there."""
     ranks.wait_for_all()
-    deadline = time.monotonic() + 10  # what another machine has just written may take a moment to be seen
+    deadline = time.monotonic() + 10  # shared file systems show new files with a delay
     while not folder.recipe_file.exists():
         if time.monotonic() > deadline:
             raise RecipeError(
@@ -213,7 +212,7 @@ def _check_room(state: TrainingState, folder: RunFolder) -> None:
 
 
 def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, int]) -> Scores:
-    """Restore the best weights, write the encoder, and collect what the run reports."""
+    """Restore the best weights, write the encoder, score the test classes and collect the results."""
     protocol = state.protocol
     last = state.history[-1]
     if protocol.selects_on != "last":
@@ -258,7 +257,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
 
 
 def _score_new_images(state: TrainingState) -> NewImages | None:
-    """Labels of the held-out images among all images of the training classes, as an index of these would give them."""
+    """How well an index of the training classes would label the held-out images."""
     protocol = state.protocol
     if not len(protocol.holdout):
         return None
@@ -288,8 +287,8 @@ def train_final(
 ) -> Scores:
     """Train on every class with the recipe of a finished run, from the same start, up to the epoch that it chose.
 
-    This model has no score of its own. Its ``scores.json`` has those of the run at ``path`` under ``final_of``. The
-    folder, by default that of the run with ``-final`` appended, also gets a ``MODEL_CARD.md``.
+    This model has no score of its own: ``final_of`` in its ``scores.json`` holds those of the run at ``path``. The
+    folder, by default the run's with ``-final`` appended, also gets a ``MODEL_CARD.md``.
     """
     chosen = RunFolder.existing(path)
     scores = chosen.scores()
@@ -318,7 +317,7 @@ def final_folder(path: str | Path) -> Path:
 
 
 def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[str, float | None]] = ()) -> Recipe:
-    """The recipe of a run, for every class and up to the epoch that the run chose, with the same learning rates.
+    """The recipe for training on every class up to the epoch that a run chose, with the same learning rates.
 
     A plateau schedule becomes milestones at the epochs where the rate fell.
     """
@@ -339,7 +338,7 @@ def final_recipe(recipe: Recipe, scores: Scores, evaluations: Sequence[Mapping[s
         }
     )
     if recipe.training.schedule == "plateau":
-        # The epochs after which the rate fell: an evaluation's row has the rate from before it.
+        # The row of an evaluation has the rate from before it.
         milestones = tuple(
             math.ceil(before["epoch"] or 0.0)
             for before, after in itertools.pairwise(evaluations)

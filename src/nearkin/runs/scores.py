@@ -1,4 +1,4 @@
-"""What runs report: ``scores.json`` of a run, ``mlrc.json`` of a reality check, the result of an evaluation."""
+"""Results: ``scores.json`` of a run, ``mlrc.json`` of a reality check, and evaluations."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ENSEMBLE_FILE = "mlrc.json"
 
 
 class Record(Mapping[str, Any]):
-    """A frozen dataclass that can also be read as the JSON it is written as, and is equal to it."""
+    """A frozen dataclass that also is a mapping, equal to the JSON that it is written as."""
 
     def as_record(self) -> dict[str, Any]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def __getitem__(self, key: str) -> Any:
         return self.as_record()[key]
@@ -47,22 +47,18 @@ class Conditions:
     test_classes: str = ""
     """Whether training has seen the classes that are scored."""
     training_conditions: str | None = None
-    """Such as labels replaced."""
+    """For example replaced labels."""
     weights: str | None = None
-    """Set where the scored weights are an average over the steps."""
+    """Set if the scored weights are an average over steps."""
     seed: int = 0
     hardware: str = ""
     recipe: str = ""
     """The recipe's hash."""
 
-    def as_record(self) -> dict[str, Any]:
-        record = dataclasses.asdict(self)
-        return {key: value for key, value in record.items() if value is not None or key != "weights"}
-
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of the training steps alone; memory is the device's, or on a CPU the process's."""
+    """The cost of the training steps alone; memory of the GPU, or of the process on a CPU."""
 
     step_ms: float | None = None
     images_per_second: float | None = None
@@ -71,16 +67,16 @@ class Cost:
 
 @dataclass(frozen=True)
 class NewImages:
-    """How images of the training classes that did not train are labelled, as shares from 0 to 1."""
+    """How well held-out images of the training classes are labelled, as shares from 0 to 1."""
 
     images: int
     classes: int
     accuracy: float
-    """Given the right label, whatever its confidence."""
+    """With the right label, at any confidence."""
     refused: float
-    """Given no label, as the confidence is below the default threshold."""
+    """Without a label, since the confidence is below the default threshold."""
     unknown_refused: float
-    """The same with the image's own class taken out."""
+    """The same when the image's own class is removed."""
 
     def __str__(self) -> str:
         """
@@ -99,7 +95,7 @@ class NewImages:
 
 @dataclass(frozen=True)
 class FinalOf:
-    """The run whose recipe and epoch a final model took, with that run's scores."""
+    """The run whose recipe and epoch a final model uses, with its scores."""
 
     run: str
     note: str
@@ -131,9 +127,9 @@ class Scores(Record):
     """The evaluation that was chosen."""
     last: Evaluation = field(default_factory=dict)
     collapse: Collapse | None = None
-    """Where training destroyed the network: such a run says nothing of its loss or method."""
+    """Set if training destroyed the network: such a run says nothing about its loss or method."""
     lost_images: Mapping[str, int] = field(default_factory=dict)
-    """By split, images that were gone when the run was continued."""
+    """By split, images that were missing when the run was resumed."""
     final_of: FinalOf | None = None
 
     @classmethod
@@ -150,22 +146,16 @@ class Scores(Record):
         return cls(**given)
 
     def as_record(self) -> dict[str, Any]:
-        record = self.conditions.as_record()
-        record |= {f.name: getattr(self, f.name) for f in fields(self) if f.name != "conditions"}
-        record["cost"] = dataclasses.asdict(self.cost)
-        record["new_images"] = self.new_images and dataclasses.asdict(self.new_images)
-        record["collapse"] = self.collapse and dataclasses.asdict(self.collapse)
-        record["final_of"] = self.final_of and {
-            "run": self.final_of.run,
-            "note": self.final_of.note,
-            "scores": self.final_of.scores.as_record(),
-        }
-        optional = ("collapse", "new_images", "lost_images", "final_of")
+        record = super().as_record()
+        record = record.pop("conditions") | record
+        if self.final_of is not None:
+            record["final_of"]["scores"] = self.final_of.scores.as_record()
+        optional = ("weights", "collapse", "new_images", "lost_images", "final_of")
         return {key: value for key, value in record.items() if value or key not in optional}
 
     @property
     def chosen_on_test(self) -> bool:
-        """Whether the reported epoch is the one with the best test scores; tables then show the last one, too."""
+        """Whether the reported epoch has the best test scores; tables then show the last one, too."""
         last_epoch = self.conditions.selection.startswith("last epoch")
         return self.conditions.protocol in SELECTED_ON_TEST and not last_epoch
 
@@ -175,7 +165,7 @@ class Scores(Record):
 
 
 def collapse_mark(runs: Sequence[Scores]) -> str:
-    """What is added to the title of runs of one recipe where some collapsed.
+    """The addition to the title of runs of one recipe of which some collapsed.
 
     >>> collapsed = Scores(collapse=Collapse(1, "R@1 51.1 → 3.2", "Train again with training.warmup_epochs=1."))
     >>> collapse_mark([collapsed]), collapse_mark([collapsed, Scores()]), collapse_mark([Scores()])
@@ -187,7 +177,7 @@ def collapse_mark(runs: Sequence[Scores]) -> str:
 
 
 def collapse_notes(title: str, runs: Sequence[Scores]) -> list[str]:
-    """A sentence on runs of one recipe where some collapsed."""
+    """A sentence on runs of one recipe of which some collapsed."""
     collapses = [run.collapse for run in runs if run.collapse is not None]
     consequence = f"The difference of {title} from its base means nothing."
     return [f"{title}{collapse_mark(runs)}: {collapses[0]} {consequence}"] if collapses else []
@@ -195,7 +185,7 @@ def collapse_notes(title: str, runs: Sequence[Scores]) -> list[str]:
 
 @dataclass(frozen=True, eq=False)
 class EvaluationResult(Record):
-    """Scores on images that need not be its own, of a run or of a backbone without any training."""
+    """Scores of a run or an untrained backbone on any images."""
 
     data: str
     images: int
@@ -220,7 +210,7 @@ class EvaluationResult(Record):
 
 @dataclass(frozen=True)
 class Combinations:
-    """Ensembles of one repeat of every fold: how many were scored, and how many are possible."""
+    """Ensembles of one model per fold: how many were scored, and how many are possible."""
 
     scored: int = 1
     possible: int = 1
@@ -230,7 +220,7 @@ class Combinations:
 
 @dataclass(frozen=True)
 class FoldModel:
-    """One model: the fold it held out, the epoch that this chose, and its scores on the test classes."""
+    """A model: its held-out fold, the epoch chosen on it, and the scores on the test classes."""
 
     repeat: int
     fold: int
@@ -265,7 +255,7 @@ class EnsembleScores(Record):
 
     @classmethod
     def read(cls, folder: str | Path) -> EnsembleScores | None:
-        """What a folder's ``mlrc.json`` holds; None where it has none."""
+        """The content of a folder's ``mlrc.json``, or None without one."""
         file = Path(folder) / ENSEMBLE_FILE
         try:
             return cls.from_record(json.loads(file.read_text(encoding="utf-8")))
@@ -284,14 +274,14 @@ class EnsembleScores(Record):
         return cls(conditions=Conditions(**known_fields(Conditions, record)), **given)
 
     def as_record(self) -> dict[str, Any]:
-        conditions = self.conditions.as_record()
-        del conditions["seed"]  # each model has its own
-        record = {key: value for key, value in super().as_record().items() if key != "conditions"}
-        for part in ("separate", "concatenated"):
+        record = super().as_record()
+        for part, scores in (("separate", self.separate), ("concatenated", self.concatenated)):
             # One repeat has no interval, which the file shows as null.
-            record[part] = {name: {"interval": None, **score.as_record()} for name, score in record[part].items()}
-        record["combinations"] = dataclasses.asdict(self.combinations)
-        record["models"] = [dataclasses.asdict(model) for model in self.models]
+            record[part] = {name: {"interval": None, **score.as_record()} for name, score in scores.items()}
+        conditions: dict[str, Any] = record.pop("conditions")
+        del conditions["seed"]  # each model has its own
+        if conditions["weights"] is None:
+            del conditions["weights"]
         return conditions | record
 
 

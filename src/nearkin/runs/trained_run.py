@@ -1,4 +1,4 @@
-"""A run's encoder loaded from its folder, to embed images or whole folders of files as it was trained to see them."""
+"""A run's encoder, loaded from its folder to embed images or whole folders of files as it was scored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin import ranks
-from nearkin.data.cache import Images
+from nearkin.data.cache import Images, Progress
 from nearkin.data.folder import printable
 from nearkin.data.image_inputs import ImageInput, as_images
 from nearkin.data.images import UnreadableImageError
@@ -29,7 +29,7 @@ from nearkin.encoders import Encoder
 from nearkin.errors import DataError, RecipeError, notice
 from nearkin.numerics import normalise
 from nearkin.recipe import Recipe
-from nearkin.runs.data import Progress, open_data
+from nearkin.runs.data import open_data
 from nearkin.runs.folder import RunFolder
 from nearkin.runs.model import Model
 from nearkin.training import checkpoint
@@ -42,7 +42,7 @@ from nearkin.training.recipe_check import load_recipe
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run's encoder, ready to embed images the way it was trained to see them."""
+    """A run's encoder, ready to embed images."""
 
     folder: RunFolder
     recipe: Recipe
@@ -62,9 +62,9 @@ class TrainedRun:
     ) -> Tensor:
         """Embeddings of images in the order given, float32 ``[N, dim]`` on the run's device.
 
-        One image or many: paths, bytes of image files, Pillow's images, uint8 arrays or tensors, each treated as its
-        file would be (:class:`~nearkin.data.image_inputs.ImageInputs`). Or what ``open_data`` has opened, of which
-        ``rows`` may choose some. The other arguments are those of :func:`~nearkin.training.embedding.embed_images`.
+        ``images`` are one or many paths, bytes of image files, Pillow images, uint8 arrays or tensors, all treated
+        alike (:class:`~nearkin.data.image_inputs.ImageInputs`), or the ``rows`` of opened images. The other arguments
+        are those of :func:`~nearkin.training.embedding.embed_images`.
         """
         with float32_products(self.recipe.training.precision):
             return embed_images(
@@ -90,10 +90,10 @@ def load_run(
     flip: bool | None = None,
     eval_size: int | None = None,
 ) -> TrainedRun:
-    """Load the encoder of a run folder, by default its best weights.
+    """Load the encoder of a run folder, with its ``best`` or ``last`` weights.
 
-    Images are embedded as the run was scored, unless ``flip`` (average with the mirror image) or ``eval_size`` (pixels
-    of the crops' side) say otherwise.
+    Images are embedded as the run was scored; ``flip`` (average with the mirror image) and ``eval_size`` (side of the
+    crops in pixels) override that.
     """
     if which not in ("best", "last"):
         raise RecipeError(f"checkpoint must be 'best' or 'last', got {which!r}")
@@ -108,7 +108,7 @@ def load_run(
         )
     changes = {"protocol.flip": flip, "protocol.eval_size": eval_size}
     if given := [f"{key}={json.dumps(value)}" for key, value in changes.items() if value is not None]:
-        recipe = load_recipe(recipe.as_mapping(), given)  # which validates them, too
+        recipe = load_recipe(recipe.as_mapping(), given)
     where = pick_device(device or "auto")
     encoder = encoder_from(recipe.encoder, pretrained=False)
     weights = checkpoint.encoder_weights(folder, which)
@@ -126,7 +126,7 @@ def load_run(
 
 
 def model_of_run(run: TrainedRun) -> Model:
-    """A run's encoder as a model; images are treated as when the run was scored."""
+    """A run's encoder as a model."""
     return Model(
         path=run.folder.path.absolute(),
         identity=identity_of(run),
@@ -141,7 +141,7 @@ def model_of_run(run: TrainedRun) -> Model:
 
 
 def identity_of(run: TrainedRun) -> str:
-    """A hash of all that decides which vector an image gets, but for rounding."""
+    """A hash of everything that determines the vector of an image, except rounding."""
     encoder, section, transform = run.encoder, run.recipe.encoder, run.transform
     settings = {
         "architecture": [section.backbone, section.pooling, section.last_stride, dict(section.options)],
@@ -160,7 +160,7 @@ def identity_of(run: TrainedRun) -> str:
 
 
 def images_trained_on(run: TrainedRun) -> frozenset[str] | None:
-    """Content hashes of the images that trained the run's encoder; None where its split cannot be read."""
+    """Content hashes of the run's training images; None where its split cannot be read."""
     if not run.recipe.training.epochs or run.recipe.training.max_steps == 0:
         return frozenset()
     try:
@@ -205,7 +205,7 @@ _BYTES_PER_NUMBER = {".npz": 4, ".csv": 13}
 
 @dataclass(frozen=True)
 class EmbeddedFiles:
-    """What :func:`embed_files` has written and could not read."""
+    """What :func:`embed_files` wrote, and the files that it could not read."""
 
     ids: tuple[str, ...]
     dim: int
@@ -226,15 +226,14 @@ def embed_files(
 ) -> EmbeddedFiles:
     """Embed every readable image of ``sources`` with the run at ``path`` and write ``output`` (.npz or .csv).
 
-    The .npz holds ``embeddings`` (float32 ``[N, dim]``) and as text ``ids``, ``paths`` (absolute) and ``labels``: the
-    name of the class folder or the label in a manifest, and ``""`` where there is neither. The .csv has the same
-    columns: id, path, label, then the embedding. An id is the path below the folder where one folder is given, the id
-    in a manifest, or else the path as given.
+    The .npz holds ``embeddings`` (float32 ``[N, dim]``) and, as text, ``ids``, ``paths`` (absolute) and ``labels``: the
+    class folder or the label in a manifest, else ``""``. The .csv has the columns id, path, label, then the embedding.
+    An id is the path below the folder if one folder is given, the id in a manifest, or else the path as given.
 
     Args:
         path: a run folder.
         sources: image files, folders with or without class folders, manifests with or without labels; one or several.
-        output: the file to write; whether that is possible is checked first.
+        output: the file to write.
         which: as ``device``, ``flip`` and ``eval_size`` for :func:`load_run`.
         device: where to compute.
         flip: whether an embedding is averaged with the mirror image's.

@@ -1,4 +1,4 @@
-"""Class representatives: one image per class, held for many batches, and batches built around some of them."""
+"""Class representatives: one image per class, kept for many batches, and batches around some of them."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nearkin.numerics import check_at_least
 from nearkin.samplers.sampler import ClassSampler, FairStream
 
 
 class ClassRepresentativeSampler(ClassSampler):
     """The batches of PROFS: representatives of some classes, then examples of the same classes.
 
-    One image of every class represents it for ``steps_per_projection`` batches (a projection); then each class is
-    represented by another, all its images in shuffled rounds and none twice in a row. A batch has
-    ``batch_size / images_per_class`` classes (all, where there are fewer). Its first ``num_representatives`` rows are
-    their representatives; then come, class by class in the same order, ``images_per_class - 1`` examples of each. An
-    example is never the representative, unless a class has no other image; a class with too few images repeats them.
+    One image of every class represents it for ``steps_per_projection`` batches (a projection), then another: all images
+    of the class in shuffled rounds, none twice in a row. A batch has ``batch_size / images_per_class`` classes (all,
+    where there are fewer). Its first ``num_representatives`` rows are their representatives. Then follow, class by
+    class in the same order, ``images_per_class - 1`` examples of each. An example is never the representative, unless
+    the class has no other image; a class with too few images repeats them.
 
-    Classes come in shuffled rounds, and batch number b is a function of b alone. With hard negative class mining
-    (``embeddings`` given) only the first class of a batch comes from the rounds, and the others are those whose
-    representatives lie nearest to its own, by the embeddings that :meth:`refresh` was last given. So no batch may be
-    drawn ahead of that.
+    Classes come in shuffled rounds, and a batch depends on its number alone. With hard negative class mining
+    (``embeddings`` given) only the first class of a batch comes from the rounds. The others are the classes whose
+    representatives are nearest to its own in the last embeddings from :meth:`refresh`, so no batch is drawn in advance.
 
     Args:
         labels: the class of every row, 0, 1, ….
@@ -32,9 +32,8 @@ class ClassRepresentativeSampler(ClassSampler):
         images_per_class: I, at least 2: the representative and its examples.
         steps_per_projection: M; None for ``ceil(occurrences · I · C / B)``, 0 for one endless projection.
         occurrences: ρ, how often a class is to be in a batch before its representative changes (section 5.4).
-        embeddings: ``[C, D]``, the last known embedding of every class's representative; turns mining on. Kept as it
-            is and written to.
-        seed: decides everything random.
+        embeddings: ``[C, D]``, the last known embeddings of the representatives, updated in place; turns mining on.
+        seed: of all random choices.
 
     Example:
         >>> labels = np.array([0, 0, 0, 1, 1, 2, 2, 3])
@@ -57,13 +56,9 @@ class ClassRepresentativeSampler(ClassSampler):
         embeddings: Tensor | None = None,
         seed: int,
     ) -> None:
-        for name, value, least in (
-            ("images_per_class", images_per_class, 2),
-            ("steps_per_projection", steps_per_projection or 0, 0),
-            ("occurrences", occurrences, 1),
-        ):
-            if value < least:
-                raise ValueError(f"{name} must be at least {least}, got {value}")
+        check_at_least(2, images_per_class=images_per_class)
+        check_at_least(1, occurrences=occurrences)
+        check_at_least(0, steps_per_projection=steps_per_projection)
         super().__init__(labels, batch_size=batch_size, images_per_class=images_per_class)
         classes = len(self.rows)
         if embeddings is not None and len(embeddings) != classes:
@@ -85,8 +80,7 @@ class ClassRepresentativeSampler(ClassSampler):
 
     def representatives(self, projection: int) -> NDArray[np.int64]:
         """The row that represents each class in a projection, ``[C]``."""
-        indices = [self._representative(c, projection) for c in range(len(self.rows))]
-        return np.array([rows[index] for rows, index in zip(self.rows, indices, strict=True)], dtype=np.int64)
+        return np.array([rows[self._representative(c, projection)] for c, rows in enumerate(self.rows)], dtype=np.int64)
 
     def next_batch(self) -> NDArray[np.int64]:
         projection = self.drawn // self.steps_per_projection if self.steps_per_projection else 0
@@ -107,15 +101,15 @@ class ClassRepresentativeSampler(ClassSampler):
 
     @torch.no_grad()
     def refresh(self, classes: Tensor, embeddings: Tensor) -> None:
-        """Take the newest embeddings of these classes' representatives, ``[n]`` and ``[n, D]``."""
+        """Update the embeddings ``[n, D]`` of the representatives of ``classes [n]``."""
         if self.embeddings is not None:
             self.embeddings.index_copy_(0, classes, embeddings.to(self.embeddings.dtype))
 
     def state_dict(self) -> dict[str, Any]:
         if self.embeddings is None:
             return super().state_dict()
-        # The embeddings are not copied: a loader asks for the state when it draws a batch, and the state of the run is
-        # written after the step that learned from it, which has refreshed them.
+        # Not a copy of the embeddings: a loader asks for the state when it draws a batch, but the run saves it after
+        # the training step on that batch, which has refreshed them.
         return super().state_dict() | {"turns": torch.from_numpy(self._turns.copy()), "embeddings": self.embeddings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -126,24 +120,24 @@ class ClassRepresentativeSampler(ClassSampler):
 
     def _nearest(self, known: Tensor, first: int) -> NDArray[np.int64]:
         """``first`` and the classes nearest to it."""
-        # ‖a‖² − ‖a − b‖² = 2 a·b − ‖b‖²: the larger, the nearer.
+        # ‖a‖² − ‖a − b‖² = 2 a·b − ‖b‖², larger for nearer b.
         closeness = torch.mv(known, known[first]).mul_(2.0).sub_(torch.linalg.vector_norm(known, dim=1).square_())
         closeness[first] = float("inf")
         nearest: NDArray[np.int64] = closeness.topk(self.classes_per_batch).indices.cpu().numpy()
         return nearest
 
     def _representative(self, c: int, projection: int) -> int:
-        """Which image of class ``c`` represents it: each once per round, and none twice in a row at a seam."""
+        """The index of the image that represents class ``c``: each once per round, and none twice in a row."""
         rounds = self._rounds[c]
         if rounds.count <= 2:
             return int(rounds[0][projection % rounds.count])
         turn, index = divmod(projection, rounds.count)
-        # The last of a round never takes part in a change of places, so it is known without the rounds before.
+        # The swap below never concerns the last image of a round, so one can compare with the last round as drawn.
         if turn and index < 2 and rounds[turn - 1][-1] == rounds[turn][0]:
             index = 1 - index
         return int(rounds[turn][index])
 
     def _others(self, c: int, representative: int, turn: int) -> NDArray[np.int64]:
-        """The examples of a class's turn: fair among its other images, the last standing in for the representative."""
+        """The examples of a class's turn: fair among its other images, the last one replacing the representative."""
         indices = self._examples[c][turn]
         return np.where(indices == representative, len(self.rows[c]) - 1, indices)

@@ -1,4 +1,4 @@
-"""Which rows make a batch: at random, or so many classes with so many images of each."""
+"""Samplers of batches: random rows, or a number of classes with a number of images of each."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.numerics import check_at_least
+
 
 class BatchSampler(ABC):
-    """Decides which rows of the training table make the next batch.
+    """Chooses the rows of the training table for the next batch.
 
-    A sampler never ends; ``batches_per_epoch`` says what the loop counts as an epoch. ``lookahead`` is how many
-    batches may be drawn before they are used: 0 for a sampler that looks at what training has just done.
+    A sampler never ends; ``batches_per_epoch`` is the length of an epoch. ``lookahead`` is how many batches may be
+    drawn in advance: 0 for a sampler that depends on the last training step.
     """
 
     lookahead = 4
+    batch_size: int
+    """The most rows that a batch has."""
     batches_per_epoch: int
     drawn = 0
-    """How many batches there have been, which is all that a sampler without further state must remember."""
+    """The number of batches so far, the whole state of most samplers."""
 
     @abstractmethod
     def next_batch(self) -> NDArray[np.int64]: ...
@@ -32,10 +36,7 @@ class BatchSampler(ABC):
 
 
 class ClassSampler(BatchSampler):
-    """Batches of ``batch_size / images_per_class`` classes (all, where there are fewer), as many images of each.
-
-    ``rows`` are the rows of each class.
-    """
+    """Batches of ``batch_size / images_per_class`` classes (all, where there are fewer), from the ``rows`` of each."""
 
     def __init__(self, labels: NDArray[np.int64], *, batch_size: int, images_per_class: int) -> None:
         if batch_size < images_per_class or batch_size % images_per_class:
@@ -49,16 +50,15 @@ class ClassSampler(BatchSampler):
 
 
 def generator(seed: int, *stream: int) -> np.random.Generator:
-    """A random generator of its own for every (seed, stream …)."""
+    """An independent random generator for every (seed, stream …)."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(entropy=seed, spawn_key=stream)))
 
 
 class FairStream:
     """Groups of ``group`` items out of ``count``, every item once per round.
 
-    Round r is a permutation drawn from (seed, stream, r). Where a group runs over the end of a round, the items it
-    already holds are moved back in the next round, so a group has no item twice unless ``group > count``. Group g is
-    a function of g alone, so there is no state to lose.
+    Round r is a permutation drawn from (seed, stream, r). Where a group extends into the next round, its items are
+    moved back in that round, so that a group has no item twice unless ``group > count``. A stream has no state.
 
     >>> stream = FairStream(5, 2, seed=0, stream=(7,))
     >>> sorted(item for g in range(5) for item in stream[g].tolist())
@@ -78,10 +78,10 @@ class FairStream:
             part = self._round(turn)[offset : offset + self.group - taken]
             parts.append(part)
             taken += len(part)
-        return np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def round_of(self, number: int) -> NDArray[np.int64]:
-        """For every place of group ``number``, how many rounds came before it."""
+        """The round of every item of group ``number``, counted from 0."""
         return (number * self.group + np.arange(self.group, dtype=np.int64)) // self.count
 
     def _round(self, turn: int) -> NDArray[np.int64]:
@@ -100,7 +100,7 @@ class FairStream:
         return self._recent[turn]
 
     def _begun(self, turn: int) -> int:
-        """How many items the group that opens this round took from the last one: those must not come first again."""
+        """How many items of the last round are in the first group of this round, so must not come first again."""
         return (turn * self.count) % self.group if self.group <= self.count else 0
 
     @staticmethod
@@ -116,9 +116,9 @@ class FairStream:
 
 
 class RandomSampler(BatchSampler):
-    """Shuffles ``count`` rows each epoch and cuts them into batches, leaving out the last that is not full.
+    """Shuffles ``count`` rows each epoch and cuts them into batches, without the last if it is not full.
 
-    Fewer rows than a batch make one batch of all of them.
+    Fewer rows than ``batch_size`` make one batch.
 
     >>> sampler = RandomSampler(5, batch_size=2, seed=0)
     >>> sampler.batches_per_epoch, [len(sampler.next_batch()) for _ in range(3)]
@@ -126,29 +126,22 @@ class RandomSampler(BatchSampler):
     """
 
     def __init__(self, count: int, *, batch_size: int, seed: int) -> None:
-        if count < 1 or batch_size < 1:
-            raise ValueError(f"count and batch_size must be at least 1, got {count} and {batch_size}")
-        self.count = count
+        check_at_least(1, count=count, batch_size=batch_size)
         self.batch_size = min(batch_size, count)
         self.batches_per_epoch = count // self.batch_size
-        self.seed = seed
-        self._epoch = -1
-        self._order = np.empty(0, dtype=np.int64)
+        self._epochs = FairStream(count, count, seed=seed)
 
     def next_batch(self) -> NDArray[np.int64]:
         epoch, position = divmod(self.drawn, self.batches_per_epoch)
-        if epoch != self._epoch:
-            self._epoch = epoch
-            self._order = generator(self.seed, epoch).permutation(self.count).astype(np.int64)
         self.drawn += 1
-        return self._order[position * self.batch_size : (position + 1) * self.batch_size]
+        return self._epochs[epoch][position * self.batch_size : (position + 1) * self.batch_size]
 
 
 class BalancedSampler(ClassSampler):
     """Batches of ``batch_size / images_per_class`` classes with ``images_per_class`` images each.
 
-    Classes come in shuffled rounds, and so do the images of each class, over the whole run and not only within an
-    epoch. A class with fewer images than a group repeats them.
+    Classes come in shuffled rounds, and so do the images of each class, across epochs. A class with fewer than
+    ``images_per_class`` images repeats them.
 
     >>> labels = np.array([0, 0, 0, 1, 1, 2, 2])
     >>> sampler = BalancedSampler(labels, batch_size=4, images_per_class=2, seed=0)

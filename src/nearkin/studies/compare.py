@@ -16,10 +16,10 @@ from nearkin.report.differences import COMPARED
 from nearkin.report.table import NOTHING, Part, Table
 from nearkin.runs.folder import RUNS, data_name
 from nearkin.studies.figures import Panel, draw
-from nearkin.studies.results import Column, RowResult, results_of
 from nearkin.studies.rows import (
     ablated_rows,
     base_recipe,
+    chosen_names,
     chosen_rows,
     named_rows,
     read_rows,
@@ -28,8 +28,8 @@ from nearkin.studies.rows import (
     shared_recipe,
     varied_rows,
 )
-from nearkin.studies.study import Row, Study, chosen_names, write_table
-from nearkin.studies.tables import study_record, study_table, values_of
+from nearkin.studies.study import Row, Study, write_table
+from nearkin.studies.tables import Column, RowResult, results_of, study_record, study_table, values_of
 from nearkin.training.recipe_check import load_recipe
 
 
@@ -87,11 +87,11 @@ def compare(
             chosen = [row for row in chosen if row.name in wanted]
         decides: list[Any] = [fingerprint(row.recipe, besides=("training.seed",)) for row in chosen]
     else:
-        base = base_recipe(data, name, changes)
+        base = base_recipe(name, data, changes)
         file = rows_file(base) if rows_from is None else named_rows(rows_from)
         origin = f"rows of {file.name}"
         chosen = rows_on(base, chosen_rows(read_rows(file), rows), overrides=changes)
-        # Rows are no part of the folder's name: a later call may add others to it.
+        # The rows do not decide the folder's name, so that a later call can add others.
         parts = ("objective.", "method.")
         shared = {key: value for key, value in deciding(base).items() if not key.startswith(parts)}
         decides = [shared, sorted(text for text in changes if text.startswith(parts))]

@@ -10,8 +10,7 @@ from typing import Any
 
 from nearkin.report.figure_style import GREY, RUN_COLOURS, STYLE, end_at_100, new_figure, save_figure
 from nearkin.studies.papers import text_of
-from nearkin.studies.results import Column, RowResult
-from nearkin.studies.tables import families
+from nearkin.studies.tables import Column, RowResult, families
 
 BASE, METHOD, BAND = "#555555", "#1f6fb4", "#ebebeb"
 
@@ -74,7 +73,7 @@ def _draw_rows(axis: Any, panel: Panel) -> None:
         style = {"fmt": "o", "color": colour, "capsize": 3, "markersize": 6, "label": _once(axis, "ours")}
         axis.errorbar(value.mean, height, xerr=value.spread, **style)
     notes = [f" ({result.repeats} of {most} runs)" if 0 < result.repeats < most else "" for result, _ in rows]
-    titles = ["    " * depth + result.title + note for (result, depth), note in zip(rows, notes, strict=True)]
+    titles = ["    " * depth + result.marked_title + note for (result, depth), note in zip(rows, notes, strict=True)]
     axis.set_yticks(range(len(rows)), titles, fontsize=9)
     axis.set(ylim=(len(rows) - 0.5, -0.5), xlabel=_label(panel.column))
     axis.grid(axis="x", alpha=0.3)
@@ -97,12 +96,11 @@ def _draw_lines(axis: Any, panel: Panel) -> None:
     for number, (name, members) in enumerate(series.items()):
         colour = RUN_COLOURS[number % len(RUN_COLOURS)]
         varied = {ticks[float(result.row.at[x])]: result for result in members if x in result.row.at}
-        ours = {
-            at: value.scaled(column.scale) for at, result in sorted(varied.items()) if (value := result.value(column))
-        }
+        ours = [(at, value) for at, result in sorted(varied.items()) if (value := result.value(column))]
         if ours:
-            means, spreads = [value.mean for value in ours.values()], [value.spread or 0.0 for value in ours.values()]
-            axis.errorbar(list(ours), means, yerr=spreads, fmt="o-", color=colour, capsize=2, label=name)
+            means = [column.scale * value.mean for _, value in ours]
+            spreads = [column.scale * (value.spread or 0.0) for _, value in ours]
+            axis.errorbar([at for at, _ in ours], means, yerr=spreads, fmt="o-", color=colour, capsize=2, label=name)
         for result in members:
             if x not in result.row.at and (value := result.value(column)):
                 axis.axhline(column.scale * value.mean, color=colour, linestyle="--", linewidth=1.2, label=name)

@@ -80,11 +80,9 @@ class RealityCheck(Study):
         self.rows = [Row(".", recipe.objective.name, recipe, mlrc=True)]
         self.seeds = range(recipe.training.seed, recipe.training.seed + repeats)
 
-    def plan(self) -> list[str]:
-        models, folds = self.runs(), self.rows[0].recipe.protocol.folds
-        done = sum(model.folder.is_finished for model in models)
-        number = f"{folds} folds × {counted(len(self.seeds), 'repeat')} = {counted(len(models), 'model')}"
-        return [f"Plan: {number}, {done} of them finished already, into {self.folder}"]
+    def size(self) -> str:
+        folds = self.rows[0].recipe.protocol.folds
+        return f"{folds} folds × {counted(len(self.seeds), 'repeat')} = {counted(len(self.runs()), 'model')}"
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         if (failure := self.failure(outcomes)) is not None:
@@ -200,8 +198,8 @@ def _check_same_test(models: Sequence[PlannedRun], splits: Sequence[RunData]) ->
     for model, images in zip(models, tested, strict=True):
         if images != tested[0]:
             raise DataError(
-                f"{model.folder.path} was not tested on the images of {models[0].folder.path}: models of other images "
-                f"make no ensemble; start again in another folder with -o"
+                f"{model.folder.path} was not tested on the images of {models[0].folder.path}, so their embeddings "
+                f"cannot be concatenated: start again in another folder with -o"
             )
 
 

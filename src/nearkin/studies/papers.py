@@ -22,8 +22,8 @@ from nearkin.recipe import Recipe, fingerprint, flat, recipes_folder, short_hash
 from nearkin.recipe.reading import PAPERS, check_keys, layered, read_yaml
 from nearkin.report.published import DATA_NAMES, Published, look_up
 from nearkin.report.table import NOTHING, Part, Table
-from nearkin.studies.rows import base_recipe
-from nearkin.studies.study import Row, chosen_names
+from nearkin.studies.rows import base_recipe, chosen_names, shared_recipe
+from nearkin.studies.study import Row
 from nearkin.training.recipe_check import load_recipe
 
 FROM_SCRATCH = ("small", "resnetv2_20")
@@ -64,7 +64,7 @@ class PaperRow:
     recipe: str
     """The name of the recipe that it changes, such as ``ccp/c2_ccp``."""
     group: str
-    """The row of the file that it is a point of; its own name where nothing is varied."""
+    """The row of the file that it belongs to; its own name where nothing is varied."""
     series: str
     published: str | None = None
     """The method's name in the published table."""
@@ -251,12 +251,12 @@ def shipped_recipe(name: str) -> dict[str, Any]:
 
 
 _load = functools.cache(read_yaml)
-"""A list of all tables would otherwise read a paper's files hundreds of times."""
+"""Read once: a list of all tables needs a paper's files hundreds of times."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user wants otherwise than the paper."""
+    """What a user changes of the paper's recipes."""
 
     backbone: str | None = None
     weights: str | None = None
@@ -319,7 +319,7 @@ def recipe_of(table: PaperTable, row: PaperRow, data: str, settings: Settings, *
     paper = table.recipe_of(row, data)
     if data in table.data:
         return load_recipe(paper, overrides)
-    suited = _on_other_data(load_recipe(paper), base_recipe(data, overrides=[root], say=say))
+    suited = _on_other_data(load_recipe(paper), base_recipe(shared_recipe(data, say=say), data, [root]))
     for changes in row.changes_for(data):
         kept = {section: values for section, values in changes.items() if section not in ("objective", "method")}
         suited = layered(suited, kept)
@@ -343,21 +343,17 @@ def _on_other_data(paper: Recipe, suited: Recipe) -> dict[str, Any]:
 
 def missing_data(source: str, root: str | Path | None) -> str | None:
     """Why a data set cannot be read here, as far as a quick look shows; None where it can."""
-    where = data_root(root)
     if source not in benchmarks():
         return None if Path(source).expanduser().exists() else f"there is no {source}"
-    benchmark = benchmarks()[source]
-    folder = benchmark.find(where) if where else None
+    benchmark, where = benchmarks()[source], data_root(root)
     if benchmark.embedded:
         return None
-    if folder:
-        problem = benchmark.problem(folder)
-        return f"{benchmark.title} in {folder} is not whole: {problem}" if problem else None
     if where is None:
-        return (
-            f"{benchmark.title} is not here: name your folder of data sets with --data-root, or see 'nearkin datasets'"
-        )
-    return f"{benchmark.title} was not found below {where}: see 'nearkin datasets'"
+        return f"{benchmark.title} is not here: name the folder of data sets (--data-root) or see 'nearkin datasets'"
+    if (folder := benchmark.find(where)) is None:
+        return f"{benchmark.title} was not found below {where}: see 'nearkin datasets'"
+    problem = benchmark.problem(folder)
+    return f"{benchmark.title} in {folder} is not whole: {problem}" if problem else None
 
 
 def missing_weights(backbone: str, root: str | Path | None) -> str | None:
@@ -406,7 +402,7 @@ def command_words(name: str, recipe: Recipe) -> list[str]:
     before, now = flat(shipped_recipe(name)), flat(recipe.as_mapping())
     renamed = {key.partition(".")[0] for key in ("objective.name", "method.name") if before[key] != now[key]}
     words = [name]
-    # The name goes first: another name clears the options that stand there already.
+    # Names go first, since another name clears the options of the one before.
     for key in sorted(now, key=lambda key: not key.endswith(".name")):
         if key.partition(".")[0] in renamed or before.get(key) != now[key]:
             words.append(shlex.quote(f"{key}={text_of(now[key])}"))

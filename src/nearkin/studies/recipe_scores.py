@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Mapping
 
 from nearkin.recipe import Recipe, recipes_folder, shipped_recipes
@@ -15,10 +14,6 @@ from nearkin.studies.tables import BACKBONES
 from nearkin.training.recipe_check import load_recipe
 
 SHOWN = ("R@1", "MAP@R")
-_UNSAID = re.compile(
-    "^[A-Z]+ paper, |^CUB-200-2011(,| with) |; CUB(?=, reality-check)|(; CUB)?, conventional protocol$| protocol$"
-)
-"""Parts of a recipe's first line that its folder says, or the page for all."""
 
 
 def list_recipes() -> Listing:
@@ -39,25 +34,25 @@ def list_recipes() -> Listing:
     for name, file in shipped_recipes().items():
         summary, command = (line.removeprefix("# ") for line in file.read_text(encoding="utf-8").splitlines()[:2])
         recipe, row, line = load_recipe(file), None, known.get(name, {})
-        place = dict(zip(("paper", "table", "method"), line.get("published", "").split(", "), strict=False))
-        published = look_up(**place, dataset=DATA_NAMES.get(recipe.data.source, recipe.data.source))
+        reference = dict(zip(("paper", "table", "method"), line.get("published", "").split(", "), strict=False))
+        published = look_up(**reference, dataset=DATA_NAMES.get(recipe.data.source, recipe.data.source))
         if (pair := _row_of(name, recipe)) is not None:
             table, paper_row = pair
             row = f"nearkin reproduce {table.item.id} --rows {paper_row.name} --data {recipe.data.source}"
             published = table.published_values(paper_row, recipe.data.source)
         measured = {score: float(line[score]) for score in (*SHOWN, "NMI") if line.get(score)}
-        theirs, apart = _of_one_size(recipe, published)
+        theirs, remarks = _of_one_size(recipe, published)
         names = shown_scores(measured, theirs)
         records.append(
             {
                 "name": name,
-                "summary": _UNSAID.sub("", summary),
+                "summary": summary,
                 "command": command,
                 "row": row,
                 "runs": line.get("runs"),
                 "scores": {"ours": measured, "published": theirs},
                 "ours": _text(measured, names, [line.get("note", "")]) or "not measured",
-                "published": _text(theirs, names, apart),
+                "published": _text(theirs, names, remarks),
             }
         )
     return Listing("Recipes", intro, ("name", "summary", "ours", "published"), tuple(records))
@@ -75,11 +70,11 @@ def _of_one_size(recipe: Recipe, published: list[Published]) -> tuple[dict[str, 
     dims, backbone = {value.dim for value in published}, published[0].backbone
     dim = recipe.encoder.dim if recipe.encoder.dim in dims else max(dims)
     same = recipe.encoder.backbone.replace("_", "").startswith(backbone.replace("-", ""))
-    apart = ([] if same else [BACKBONES.get(backbone, backbone)]) + ([] if dim == recipe.encoder.dim else [f"{dim}-d"])
-    return {SAME_SCORE.get(value.metric, value.metric): value.value for value in published if value.dim == dim}, apart
+    remarks = [BACKBONES.get(backbone, backbone)] * (not same) + [f"{dim}-d"] * (dim != recipe.encoder.dim)
+    return {SAME_SCORE.get(value.metric, value.metric): value.value for value in published if value.dim == dim}, remarks
 
 
-def _text(scores: Mapping[str, float], names: Iterable[str], apart: Iterable[str]) -> str:
+def _text(scores: Mapping[str, float], names: Iterable[str], remarks: Iterable[str]) -> str:
     """
     >>> _text({"R@1": 69.9}, SHOWN, ["ResNet-50"]), _text({"MAP@R": 97.2}, SHOWN, []), _text({"NMI": 64.1}, SHOWN, [])
     ('69.9, ResNet-50', '–/97.2', '')
@@ -87,7 +82,7 @@ def _text(scores: Mapping[str, float], names: Iterable[str], apart: Iterable[str
     texts = [str(round(scores[name], 2)) if name in scores else NOTHING for name in names]
     while texts and texts[-1] == NOTHING:
         texts.pop()
-    return ", ".join(["/".join(texts), *filter(None, apart)]) if texts else ""
+    return ", ".join(["/".join(texts), *filter(None, remarks)]) if texts else ""
 
 
 def _row_of(name: str, recipe: Recipe) -> tuple[PaperTable, PaperRow] | None:

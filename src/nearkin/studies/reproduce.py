@@ -15,9 +15,8 @@ from nearkin.runs.folder import RUNS, Outcome
 from nearkin.studies.figures import Panel, draw
 from nearkin.studies.mlrc import score_models
 from nearkin.studies.papers import PaperTable, Settings, find_item, rows_of, table_of
-from nearkin.studies.results import Column, RowResult
 from nearkin.studies.study import PlannedRun, Row, Study, planned_runs, write_table
-from nearkin.studies.tables import by_data, study_record, study_table
+from nearkin.studies.tables import Column, RowResult, by_data, study_record, study_table
 
 
 def reproduce(
@@ -69,13 +68,12 @@ class Reproduction(Study):
     def runs(self) -> list[PlannedRun]:
         return planned_runs(self.rows, self.folder / "runs", self.seeds) if self.rows else []
 
+    def size(self) -> str:
+        return f"{counted(len(self.runs()), 'run')} for {self.paper.item.id}"
+
     def plan(self) -> list[str]:
         skipped = dict.fromkeys(row.problem for row in self.wanted if row.command and row.problem)
-        runs = self.runs()
-        done = sum(planned.folder.is_finished for planned in runs)
-        number = f"{counted(len(runs), 'run')} for {self.paper.item.id}, {done} of them finished already"
-        plan = f"Plan: {number}, into {self.folder}"
-        return [f"Skipped: {problem}" for problem in skipped] + [plan] * bool(runs)
+        return [f"Skipped: {problem}" for problem in skipped] + super().plan() * bool(self.rows)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
         for row in (row for row in self.rows if row.mlrc):
@@ -84,7 +82,7 @@ class Reproduction(Study):
                 continue
             try:
                 score_models(models, self.folder / "runs" / row.path, console)
-            except DataError as error:  # models of other images make no ensemble
+            except DataError as error:  # such as models that were tested on different images
                 outcomes.append(Outcome(row.name, self.seeds[0], "failed", str(error), error.exit_code))
                 console.print(f"{row.title}: {error}", markup=False, highlight=False)
         return outcomes

@@ -57,19 +57,12 @@ def shared_recipe(
     return "glyphs/demo" if data in _SMALL_IMAGES else "cub/proxy_anchor"
 
 
-def base_recipe(
-    data: str | None = None,
-    recipe: str | None = None,
-    overrides: Iterable[str] = (),
-    *,
-    say: Callable[[str], None] = print,
-) -> Recipe:
-    """The recipe that all rows share, by :func:`shared_recipe`; its epoch is chosen on validation classes."""
+def base_recipe(recipe: str, data: str | None = None, overrides: Iterable[str] = ()) -> Recipe:
+    """The recipe that all rows share, with its epoch chosen on validation classes."""
     # Options of a loss or a method go to the rows: here they would meet the recipe's own.
     shared = [text for text in overrides if not text.startswith(("objective.", "method."))]
-    data = data or (None if recipe else "glyphs")
     source = [] if data is None else [f"data.source={json.dumps(data)}"]
-    return load_recipe(shared_recipe(data, recipe, say=say), [*source, "protocol.name=validation", *shared])
+    return load_recipe(recipe, [*source, "protocol.name=validation", *shared])
 
 
 def rows_file(base: Recipe) -> Path:
@@ -145,6 +138,14 @@ def rows_on(base: Recipe, rows: Iterable[RowChanges], *, overrides: Iterable[str
             recipe = load_recipe(layered(shared, row.changes), overrides)
         made.append(Row(row.name, row.title, recipe, row.base))
     return made
+
+
+def chosen_names(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
+    """``wanted`` in the order of ``known``, or an error that suggests the right spelling."""
+    wanted = set(wanted)
+    if unknown := sorted(wanted - set(known)):
+        raise RecipeError(f"no row {unknown[0]!r}: {did_you_mean(unknown[0], known)}")
+    return [name for name in known if name in wanted]
 
 
 def varied_rows(recipe: Recipe, key: str, values: Sequence[str]) -> list[Row]:

@@ -1,7 +1,7 @@
 """A study: rows × seeds, each a whole run in a folder of its own → outcomes → one table.
 
-:func:`run_all` trains whatever is left. It can be stopped and started again at any time: finished runs are kept,
-unfinished ones resume, and a run that fails is recorded with its reason while the others continue.
+A study can be stopped and started again at any time: finished runs are kept, unfinished ones resume, and a run that
+fails is recorded with its reason while the others continue.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import json
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,15 +22,7 @@ from rich.console import Console
 from nearkin.data.cache import OpenedImages
 from nearkin.data.source import is_benchmark
 from nearkin.disk import make_folder, sole_writer_of, write_atomically
-from nearkin.errors import (
-    BusyError,
-    DataError,
-    InterruptedRunError,
-    NearkinError,
-    OutOfMemoryError,
-    RecipeError,
-    did_you_mean,
-)
+from nearkin.errors import BusyError, DataError, InterruptedRunError, NearkinError, OutOfMemoryError, RecipeError
 from nearkin.evaluation.scores import score_named
 from nearkin.recipe import Recipe
 from nearkin.report.differences import COMPARED
@@ -116,9 +108,9 @@ class PlannedRun:
         try:
             self.folder.check_same_recipe(self.recipe)
         except (RecipeError, DataError) as error:
-            if not allow:
-                raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
-            return True
+            if allow:
+                return True
+            raise type(error)(f"{error}, or run what has changed again with --overwrite") from error
         return False
 
 
@@ -133,13 +125,15 @@ class Study(ABC):
         """Every run, finished or not."""
         return planned_runs(self.rows, self.folder, self.seeds)
 
+    def size(self) -> str:
+        """The number of runs, in words."""
+        rows, seeds = counted(len(self.rows), "row"), counted(len(self.seeds), "seed")
+        return f"{rows} × {seeds} = {counted(len(self.runs()), 'run')}"
+
     def plan(self) -> list[str]:
         """What will be run, in words."""
-        runs = self.runs()
-        done = sum(planned.folder.is_finished and not planned.was_changed(allow=True) for planned in runs)
-        rows, seeds = counted(len(self.rows), "row"), counted(len(self.seeds), "seed")
-        product = f"{rows} × {seeds} = {counted(len(runs), 'run')}"
-        return [f"Plan: {product}, {done} of them finished already, into {self.folder}"]
+        done = sum(run.folder.is_finished and not run.was_changed(allow=True) for run in self.runs())
+        return [f"Plan: {self.size()}, {done} of them finished already, into {self.folder}"]
 
     def run(
         self,
@@ -149,17 +143,44 @@ class Study(ABC):
         console: Console | None = None,
         announce: Announce | None = None,
     ) -> list[Outcome]:
-        """Train what is left, ``jobs`` runs at a time; ``announce`` is called with the report on the data."""
-        console = console or Console(quiet=True)
-        runs = self.runs()
-        left = [run for run in runs if run.was_changed(allow=overwrite) or not run.folder.is_finished]
-        if announce is not None and left and not is_benchmark(left[0].recipe.data.source):
+        """Train what is left.
+
+        Ctrl-C and SIGTERM raise :class:`InterruptedRunError`; calling again resumes.
+
+        Args:
+            jobs: runs at a time. One is trained in this process, several in processes of their own, to fill a GPU.
+            overwrite: start runs with another recipe than their folder's again, which is otherwise an error.
+            console: where progress goes.
+            announce: called with the report on the data.
+        """
+        if jobs < 1:
+            raise RecipeError(f"jobs must be at least 1, got {jobs}")
+        console, runs = console or Console(quiet=True), self.runs()
+        changed = {planned.folder.path for planned in runs if planned.was_changed(allow=overwrite)}
+        waiting = [planned for planned in runs if planned.folder.path in changed or not planned.folder.is_finished]
+        validate_all({f"row {planned.row.name!r}": planned.recipe for planned in waiting})
+        if announce is not None and waiting and not is_benchmark(waiting[0].recipe.data.source):
             with contextlib.suppress(DataError):  # the run itself records what is wrong with its data
-                opened(left[0].recipe, console, announce)
-        return self.finish(run_all(runs, jobs=jobs, overwrite=overwrite, console=console), console)
+                opened(waiting[0].recipe, console, announce)
+        if len(waiting) < len(runs):
+            console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", highlight=False)
+        runner = _Runner(console, changed, len(waiting), jobs)
+        try:
+            if jobs == 1:
+                runner.run_here(waiting)
+            else:
+                runner.run_in_processes(waiting, jobs)
+        except (InterruptedRunError, KeyboardInterrupt) as stop:
+            done = sum(planned.folder.is_finished for planned in runs)
+            message = f"interrupted with {done} of {len(runs)} runs finished; the same command resumes from here"
+            raise InterruptedRunError(message) from stop
+        notice_changed_images([planned.folder for planned in runs])
+        outcomes = [(planned.folder.path, planned.outcome) for planned in runs]
+        ended = [runner.busy.get(path, known) if known.status == "unfinished" else known for path, known in outcomes]
+        return self.finish(ended, console)
 
     def finish(self, outcomes: list[Outcome], console: Console) -> list[Outcome]:
-        """Called once the runs have ended, such as to score several models as one."""
+        """Called when the runs have ended: a reality check then scores its models as one."""
         return outcomes
 
     @abstractmethod
@@ -168,7 +189,7 @@ class Study(ABC):
 
     @abstractmethod
     def record(self) -> dict[str, Any]:
-        """The same for programs."""
+        """The content of the table for programs."""
 
     @abstractmethod
     def write(self) -> list[Path]:
@@ -183,7 +204,7 @@ class Study(ABC):
         return f"{len(problems)} of {len(outcomes)} runs did not finish: {worst.reason}", worst.exit_code or 1
 
     def next_steps(self) -> list[str]:
-        """Commands that a person may want to run then."""
+        """Commands to run next."""
         return []
 
 
@@ -203,8 +224,8 @@ def write_table(folder: Path, name: str, table: Table, record: Mapping[str, Any]
 def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) -> list[PlannedRun]:
     """One seed of all rows, then the next, in ``folder/<row>/seed-<seed>``.
 
-    The models of a reality check lie in ``folder/<row>/fold-<fold>/seed-<seed>``. Each has its own seed: with one seed
-    all would start from the same projection, and concatenated say little more than one of them.
+    The models of a reality check are in ``folder/<row>/fold-<fold>/seed-<seed>``. Each has its own seed: with one seed
+    all would start from the same projection, and their concatenation would be little better than one of them.
     """
     names = [row.path for row in rows]
     if not rows or len(set(names)) < len(names):
@@ -225,14 +246,6 @@ def planned_runs(rows: Sequence[Row], folder: str | Path, seeds: Sequence[int]) 
     return runs
 
 
-def chosen_names(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
-    """``wanted`` in the order of ``known``, or an error that suggests the right spelling."""
-    wanted = set(wanted)
-    if unknown := sorted(wanted - set(known)):
-        raise RecipeError(f"no row {unknown[0]!r}: {did_you_mean(unknown[0], known)}")
-    return [name for name in known if name in wanted]
-
-
 def opened(recipe: Recipe, console: Console, announce: Announce | None = None) -> OpenedImages:
     """The images of a recipe, decoded; ``announce`` is called with the report on them."""
     with ConsoleObserver(console) as observer:
@@ -242,41 +255,8 @@ def opened(recipe: Recipe, console: Console, announce: Announce | None = None) -
     return data
 
 
-def run_all(
-    runs: Sequence[PlannedRun], *, jobs: int = 1, overwrite: bool = False, console: Console | None = None
-) -> list[Outcome]:
-    """Train what is left of ``runs``.
-
-    With one job the runs are trained in this process, with several each in its own, to fill a GPU. A folder that holds
-    a run of another recipe is started again with ``overwrite``; without it that is an error, before anything is run.
-    Ctrl-C and SIGTERM raise :class:`InterruptedRunError`; calling again resumes.
-    """
-    if jobs < 1:
-        raise RecipeError(f"jobs must be at least 1, got {jobs}")
-    console = console or Console(quiet=True)
-    changed = {planned.folder.path for planned in runs if planned.was_changed(allow=overwrite)}
-    waiting = [planned for planned in runs if planned.folder.path in changed or not planned.folder.is_finished]
-    validate_all({f"row {planned.row.name!r}": planned.recipe for planned in waiting})
-    if len(waiting) < len(runs):
-        console.print(f"{len(runs) - len(waiting)} of {len(runs)} runs are finished already", highlight=False)
-    runner = _Runner(console, changed, len(waiting), jobs)
-    try:
-        if jobs == 1:
-            runner.run_here(waiting)
-        else:
-            runner.run_in_processes(waiting, jobs)
-    except (InterruptedRunError, KeyboardInterrupt) as stop:
-        done = sum(planned.folder.is_finished for planned in runs)
-        raise InterruptedRunError(
-            f"interrupted with {done} of {len(runs)} runs finished; the same command resumes from here"
-        ) from stop
-    notice_changed_images([planned.folder for planned in runs])
-    outcomes = [(planned.folder.path, planned.outcome) for planned in runs]
-    return [runner.busy.get(path, known) if known.status == "unfinished" else known for path, known in outcomes]
-
-
 class _Runner:
-    """Trains runs here or in processes, and records how each ended."""
+    """Trains runs in this process or in processes of their own, and records how each ended."""
 
     def __init__(self, console: Console, changed: set[Path], total: int, jobs: int) -> None:
         self.console, self.changed, self.total, self.jobs = console, changed, total, jobs
@@ -347,7 +327,7 @@ class _Runner:
             (planned.folder.path / OUTCOME_FILE).unlink(missing_ok=True)
 
     def _leave(self, planned: PlannedRun, reason: str) -> None:
-        """Another process is at this run; the others of the study continue."""
+        """Leave a run to the other process that writes to it."""
         self.console.print(f"{planned.label}: {reason}", markup=False, highlight=False, soft_wrap=True)
         self.busy[planned.folder.path] = replace(planned.outcome, reason=reason, exit_code=BusyError.exit_code)
 

@@ -40,7 +40,7 @@ from nearkin.report.table import Part, Table, counted, csv_text, markdown
 from nearkin.runs.data import Announce, notice_changed_images
 from nearkin.runs.folder import RUNS, Outcome, RunFolder, default_folder
 from nearkin.runs.run import run
-from nearkin.studies.search_space import Space, check_space, grid, read_space, recipe_at, value_text
+from nearkin.studies.search_space import check_space, grid, read_space, recipe_at, value_text
 from nearkin.studies.study import PlannedRun, Row, opened, planned_runs, write_texts
 from nearkin.studies.tables import budget_text
 from nearkin.studies.worker_pool import LOG, Job, run_in_parallel
@@ -79,10 +79,10 @@ def tune(
     Args:
         recipe: what every trial starts from, or its name; its protocol must hold out validation classes.
         space: what to vary: ``key=low..high``, ``key=low..high:log`` or ``key=a,b,c``; files or names of such.
-        trials: how many in all, those from before included; default 20, for a grid all its points.
+        trials: how many in all, finished ones included; default 20, for a grid all its points.
         seeds: models per trial, whose mean counts.
         sampler: what suggests the next trial.
-        pruner: what gives up trials that do badly; default: ``median``, for a grid ``none``.
+        pruner: what stops trials that do badly; default: ``median``, for a grid ``none``.
         seed: of the sampler. The models have the recipe's own.
         changes: ``section.key=value`` for a recipe that is given by name.
         folder: where everything goes; default: one that the same call finds again.
@@ -104,12 +104,8 @@ def tune(
             raise RecipeError(f"{key} must be one of {', '.join(allowed)}, got {value!r}")
     if seeds < 1 or seed < 0 or (trials is not None and trials < 1):
         raise RecipeError(f"seeds and trials must be at least 1, seed at least 0; got {seeds}, {trials}, {seed}")
-    texts = [str(text) for text in space]
-    settings = {"space": texts, "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
-    search = Search(recipe, read_space(texts, recipe), settings)
-    points = len(grid(search.space)) if sampler == "grid" else None
-    search.trials = min(trials or points, points) if points else trials or TRIALS
-    search.folder = search.folder if folder is None else Path(folder)
+    settings = {"space": list(map(str, space)), "sampler": sampler, "pruner": pruner, "seed": seed, "seeds": seeds}
+    search = Search(recipe, settings, trials, folder)
     if train:
         search.run(jobs=jobs, console=console)
         search.write()
@@ -119,15 +115,19 @@ def tune(
 class Search:
     """A search and its folder; :func:`tune` makes it."""
 
-    def __init__(self, recipe: Recipe, space: Space, settings: dict[str, Any]) -> None:
-        self.recipe, self.space, self.settings = recipe, space, settings
+    def __init__(self, recipe: Recipe, settings: dict[str, Any], trials: int | None, folder: str | Path | None) -> None:
+        self.recipe, self.settings = recipe, settings
+        self.space = read_space(settings["space"], recipe)
         self.sampler, self.pruner, self.seed = settings["sampler"], settings["pruner"], settings["seed"]
+        self.trials = trials or TRIALS
+        if self.sampler == "grid":
+            points = len(grid(self.space))
+            self.trials = min(trials or points, points)
         first = recipe.training.seed
         self.seeds = range(first, first + settings["seeds"])
         self.select_by = select_by(recipe.protocol)
-        self.trials = TRIALS
         stem = default_folder(recipe).name.rpartition("-")[0]
-        self.folder = RUNS / f"tune-{stem}-{short_hash(self._deciding())}"
+        self.folder = Path(folder or RUNS / f"tune-{stem}-{short_hash(self._deciding())}")
 
     @staticmethod
     def read(folder: str | Path) -> Search:
@@ -225,7 +225,7 @@ class Search:
             except optuna.TrialPruned:
                 state = "PRUNED"
             except TrainingError as error:
-                # To the sampler it is as bad as one that was given up, so that it looks elsewhere.
+                # The sampler sees it as pruned, and looks elsewhere.
                 state, attributes = "PRUNED", {"reason": str(error)}
             except (NearkinError, ValueError) as error:
                 attributes = {"reason": str(error)}
@@ -236,7 +236,7 @@ class Search:
         if self.ranking:
             return None
         reasons = (trial.user_attrs.get("reason") for trial in self.history)
-        return f"no trial has finished: {next(filter(None, reasons), 'all were given up')}", TrainingError.exit_code
+        return f"no trial has finished: {next(filter(None, reasons), 'all were pruned')}", TrainingError.exit_code
 
     def table(self) -> Table:
         """The best trials; the records are all trials, in the order in which they were begun."""
@@ -301,7 +301,7 @@ class Search:
         for point in grid(self.space)[known : self.trials] if self.sampler == "grid" else ():
             study.enqueue_trial(point)
         while (number := len(self.history)) < self.trials:
-            # A sampler for every trial: one that begins after an interruption is drawn as it would have been without.
+            # A new sampler for each trial, so that an interruption does not change what the next one gets.
             seed = int(np.random.SeedSequence([self.seed, number]).generate_state(1)[0])
             study.sampler = samplers.RandomSampler(seed=seed)
             if self.sampler == "tpe":
@@ -318,7 +318,7 @@ class Search:
             if not self._is_done(number):
                 missing.extend(error(message) for error in (DataError, MissingExtraError) if code == error.exit_code)
                 if missing or code in (InterruptedRunError.exit_code, BusyError.exit_code):
-                    return  # where something is missing no other trial will fare better
+                    return  # what is missing would be missing in the other trials, too
                 _end(study, number, [], "FAIL", reason=message)
             self._print_end(number, console)
 
@@ -343,7 +343,8 @@ class Search:
         return f"trial {number}: {' '.join(values)}"
 
     def _print_end(self, number: int, console: Console) -> None:
-        trial, reason = self.history[number], self.history[number].user_attrs.get("reason")
+        trial = self.history[number]
+        reason = trial.user_attrs.get("reason")
         text = f"trial {number}: {STATUS[trial.state.name]}" + (f": {reason}" if reason else "")
         text += "" if trial.value is None else f", {self.select_by} {100 * trial.value:.1f}"
         for best in self.ranking[:1]:
@@ -394,7 +395,7 @@ class Search:
 
 
 class _Pruning(Observer):
-    """Reports every score to Optuna, and gives the trial up when its pruner asks for that."""
+    """Reports every score to Optuna, and stops the trial when its pruner says so."""
 
     def __init__(self, study: Any, frozen: Any) -> None:
         optuna = require("optuna", "tune")
@@ -416,7 +417,7 @@ def _open(folder: Path, pruner: str = "none") -> Any:
     """Optuna's study, kept as a journal that several processes may write to."""
     optuna = require("optuna", "tune")
     journal = require("optuna.storages.journal", "tune")
-    # Two evaluations of grace: early scores say little, under a warm-up least of all.
+    # The first evaluations prune nothing: early scores say little, above all during a warm-up.
     median = optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=3)
     return optuna.create_study(
         study_name="tune",
@@ -428,7 +429,7 @@ def _open(folder: Path, pruner: str = "none") -> Any:
 
 
 def _end(study: Any, number: int, runs: Sequence[PlannedRun], state: str, **attributes: Any) -> None:
-    """Record a trial. Its checkpoints go first: should this be interrupted, the trial is only trained again."""
+    """Record the end of a trial. Its checkpoints go first, so that after an interruption it is trained again."""
     optuna = require("optuna", "tune")
     for planned in runs:
         for file in planned.folder.checkpoints.glob("*.pt"):

@@ -46,8 +46,7 @@ def run_in_parallel(jobs: Iterator[Job], *, at_once: int, total: int, console: C
         try:
             while running or (more and not stop.requested):
                 while more and len(running) < at_once and not stop.requested:
-                    job = next(jobs, None)
-                    if job is None:
+                    if (job := next(jobs, None)) is None:
                         more = False
                         break
                     started += 1

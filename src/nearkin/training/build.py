@@ -1,4 +1,4 @@
-"""From a recipe to what trains: encoder, objective, method, optimiser, batches."""
+"""Building a run from its recipe: encoder, objective, method, optimiser, batches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PCA_IMAGES = 10_000
 def build_state(
     recipe: Recipe, data: OpenedImages, *, splits: NDArray[np.str_] | None = None, score_test: bool = True
 ) -> TrainingState:
-    """Everything a run needs, at step 0. The seed decides the head, the proxies and the order of the batches.
+    """The state of a run at step 0. The seed decides the head, the proxies and the order of the batches.
 
     ``splits`` and ``score_test`` are those of :class:`~nearkin.evaluation.protocol.Protocol`.
     """
@@ -68,9 +68,9 @@ def build_state(
         synchronise_batch_norm(encoder)
     optimiser = build_optimiser(parameter_groups(encoder, modules, training), training)
     transform, micro_batch = transform_of(recipe.data), training.micro_batch
-    if transform.erase:  # in the colour that says nothing
+    if transform.erase:  # with the mean colour, which becomes zero
         transform = replace(transform, fill=encoder.preprocessing.mean_pixel)
-    if micro_batch is None and ":" not in recipe.encoder.backbone:  # a network from elsewhere may look at whole batches
+    if micro_batch is None and ":" not in recipe.encoder.backbone:  # other libraries' may look at the whole batch
         batch = len(share_of(min(training.batch_size, len(labels)), of=0))
         micro_batch = fitting_micro_batch(encoder, batch, transform.size, device, dtype)
     sampled = {"batch_size": training.batch_size, "seed": training.seed}
@@ -79,8 +79,8 @@ def build_state(
     else:
         sampler = BalancedSampler(labels, images_per_class=training.images_per_class, **sampled)
     l2_sp, backbone = ProximalTerm(), list(encoder.backbone.parameters())
-    if training.l2_sp:  # around the weights as they are now; a resumed run is built from the same
-        l2_sp.remember(backbone)
+    if training.l2_sp:
+        l2_sp.remember(backbone)  # the initial weights, which a resumed run has here too
     state = TrainingState(
         recipe=recipe,
         data=data,
@@ -99,7 +99,7 @@ def build_state(
         labels=labels,
         learned=learned,
         ema=None if training.ema_decay is None else WeightEma(encoder, training.ema_decay),
-        add_l2_sp=partial(l2_sp.add_to_gradients, backbone, training.l2_sp) if training.l2_sp else None,
+        add_l2_sp=partial(l2_sp.add_to_gradients, backbone, training.l2_sp),
         micro_batch=micro_batch,
     )
     state.sampler = state.method.sampler(sampler, state)
@@ -107,7 +107,7 @@ def build_state(
 
 
 def _scaler(device: torch.device, dtype: torch.dtype | None) -> torch.amp.GradScaler:
-    """For half precision; among several ranks, one that passes over a step on all of them if one of them must."""
+    """For half precision. With several ranks, a step that one of them must skip is skipped by all."""
     if world() == 1 or dtype != torch.float16:
         return torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
@@ -120,8 +120,8 @@ def build_objective(
 ) -> nn.Module:
     """The loss that ``section`` names, with its proxies.
 
-    Two things a recipe need not say: a pair loss takes the encoder's normalisation, and a memory of the training set
-    takes its size.
+    Two options have defaults from the run: a pair loss takes the encoder's normalisation, and a memory is as large as
+    the training set.
 
     >>> loss = build_objective(PartSection("contrastive"), num_classes=3, dim=8, num_images=30, normalisation="ball")
     >>> loss.normalisation
@@ -142,7 +142,7 @@ def build_objective(
 
 
 def _memory_size(section: PartSection, num_images: int) -> dict[str, int]:
-    """What authors released has a size of its own."""
+    """The default size of a memory; the code that authors released has its own."""
     return {} if section.options.get("as_released") else {"memory_size": num_images}
 
 
@@ -150,8 +150,8 @@ def _memory_size(section: PartSection, num_images: int) -> dict[str, int]:
 def start_head(state: TrainingState) -> None:
     """With ``encoder.head_init: pca``, project onto the principal axes of the training images' features.
 
-    A random projection loses some of what a pretrained backbone has learned. The weights are as long as those that they
-    replace, so that learning rates mean the same. Dimensions beyond the backbone's channels begin at zero.
+    A random projection loses some of what a pretrained backbone has learned. The weights keep their norm, so that
+    learning rates mean the same. Dimensions beyond the backbone's channels, or the number of images, begin at zero.
     """
     head = state.encoder.head
     if state.recipe.encoder.head_init != "pca" or not isinstance(head, nn.Linear):
@@ -161,10 +161,19 @@ def start_head(state: TrainingState) -> None:
     features = state.train_set.embed(np.sort(rows), encoder=plain, what=what)
     if not features.isfinite().all():
         raise TrainingError("the backbone's features of the training images are not finite: are its weights damaged?")
-    mean, axes = ranks.from_first(lambda: principal_axes(features.cpu().numpy()))
-    kept = min(head.out_features, head.in_features)
+    if len(features) < 2:
+        raise DataError(f"at least two training images are needed to learn how they differ, got {len(features)}")
+    kept = min(head.out_features, *features.shape)
+
+    def principal_axes() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        from sklearn.decomposition import PCA
+
+        pca = PCA(kept, svd_solver="covariance_eigh").fit(features.double().cpu().numpy())
+        return pca.mean_, pca.components_
+
+    mean, axes = ranks.from_first(principal_axes)
     directions = torch.zeros(head.weight.shape, dtype=torch.float64)
-    directions[:kept] = torch.from_numpy(axes[:, :kept].T) * (head.weight.norm().item() / math.sqrt(kept))
+    directions[:kept] = torch.from_numpy(axes) * (head.weight.norm().item() / math.sqrt(kept))
     head.weight.copy_(directions)
     if head.bias is not None:
         head.bias.copy_(-directions @ torch.from_numpy(mean))
@@ -172,26 +181,8 @@ def start_head(state: TrainingState) -> None:
         state.ema.encoder.head.load_state_dict(head.state_dict())
 
 
-def principal_axes(vectors: NDArray[np.floating]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean ``[D]`` and principal axes of ``vectors [N, D]``: the columns of ``[D, D]``, most variance first.
-
-    The largest number of an axis is positive.
-
-    >>> mean, axes = principal_axes(np.array([[0.0, 3.0], [0.0, -3.0], [1.0, 0.0], [-1.0, 0.0]]))
-    >>> axes.tolist()
-    [[0.0, 1.0], [1.0, 0.0]]
-    """
-    if len(vectors) < 2:
-        raise DataError(f"at least two training images are needed to learn how they differ, got {len(vectors)}")
-    mean = vectors.mean(axis=0, dtype=np.float64)
-    centred = vectors - mean
-    axes = np.linalg.eigh(centred.T @ centred / len(vectors))[1][:, ::-1]
-    largest = np.take_along_axis(axes, np.abs(axes).argmax(axis=0)[None], axis=0)
-    return mean, axes * np.where(largest < 0, -1.0, 1.0)
-
-
 def encoder_from(section: EncoderSection, *, pretrained: bool = True) -> Encoder:
-    """The encoder of a recipe; without ``pretrained`` weights, where a checkpoint will fill it."""
+    """The encoder of a recipe; without ``pretrained`` weights where a checkpoint is going to replace them."""
     values: dict[str, Any] = {**vars(section), "options": dict(section.options)}
     if not pretrained:
         values["weights"] = None
@@ -230,7 +221,7 @@ def eval_transform_of(recipe: Recipe) -> Transform:
 
 
 def data_of(recipe: Recipe) -> DataSection:
-    """A recipe's section on data, with decoded images kept as large as its crops ask for.
+    """A recipe's section on data, with ``shorter_side`` raised to what its crops need.
 
     >>> data_of(Recipe().with_changes({"data.image_size": 256})).shorter_side
     293

@@ -29,7 +29,7 @@ _PARTS = ("encoder", "objective", "method", "optimiser", "scheduler", "scaler")
 _VALUES = ("untrained", "history", "best", "ended", "recent_losses")
 _UNFIT = (RuntimeError, LookupError, ValueError, TypeError, AttributeError)
 _UNREADABLE = (*_UNFIT, pickle.UnpicklingError, EOFError, OSError)
-"""What torch says of files that are cut short or something else altogether."""
+"""What torch raises for files that are cut short or of another kind."""
 
 Write = Callable[[], None]
 
@@ -38,7 +38,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """The content of a checkpoint file, on the host; no code in it is run."""
     again = "train again with --overwrite"
     try:
-        # Of several ranks each takes its classes, so that the file is only mapped.
+        # With several ranks the file is only mapped, as each rank takes the proxies of its own classes.
         content: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=ranks.world() > 1)
     except FileNotFoundError:
         raise DataError(f"{path} is missing: the run cannot be continued; {again}") from None
@@ -51,15 +51,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def save_last(state: TrainingState, folder: TrainingFolder, writer: BackgroundWriter) -> None:
-    """Write ``checkpoints/last.pt`` in the background, then drop best weights that are superseded.
+    """Write ``checkpoints/last.pt`` in the background, then delete superseded best weights.
 
-    Of several ranks all must call it, and the first writes.
+    All ranks must call it; the first writes.
     """
     writer.wait()  # so that copies do not pile up
     values = {name: getattr(state, name) for name in _VALUES}
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     values["random"] = {"cpu": torch.get_rng_state(), "cuda": cuda}
-    # The loader is some batches ahead of what was used.
+    # The sampler itself is some batches ahead of the step.
     sampler = state.sampler.state_dict() if state.loader is None else state.loader.sampler_state
     values |= {"sampler": sampler, "seconds": state.time.state_dict()}
     parts = _PARTS if state.ema is None else (*_PARTS, "ema")
@@ -85,7 +85,7 @@ def save_best(state: TrainingState, folder: TrainingFolder, writer: BackgroundWr
 
 
 def load_last(state: TrainingState, folder: TrainingFolder) -> None:
-    """Put a freshly built state back to where ``last.pt`` was written."""
+    """Restore a freshly built state from ``last.pt``."""
     content = read_checkpoint(folder.last_checkpoint)
     with _fitting(folder.last_checkpoint):
         _keep_local_moments(content["optimiser"], state.optimiser)
@@ -102,7 +102,7 @@ def load_last(state: TrainingState, folder: TrainingFolder) -> None:
 
 
 def load_best(state: TrainingState, folder: TrainingFolder) -> None:
-    """Put the encoder and objective back to the best evaluation."""
+    """Restore the encoder and objective of the best evaluation."""
     if state.best is not None:
         file = folder.best_checkpoint(int(state.best["step"]))
         content = read_checkpoint(file)
@@ -112,7 +112,7 @@ def load_best(state: TrainingState, folder: TrainingFolder) -> None:
 
 
 def save_encoder(state: TrainingState, folder: TrainingFolder) -> None:
-    """Write the encoder alone, as safetensors: what embedding and search load."""
+    """Write the encoder alone, as safetensors, for embedding and search."""
     if ranks.is_first():
         tensors = {name: value.detach().cpu().contiguous() for name, value in state.eval_encoder.state_dict().items()}
         write_atomically(folder.encoder_file, safetensors.torch.save(tensors))
@@ -137,7 +137,7 @@ def encoder_weights(folder: TrainingFolder, which: str = "best") -> dict[str, Te
 
 
 def _prepared(path: Path, state: TrainingState, parts: Sequence[str], values: Mapping[str, Any]) -> Write:
-    """What writes a checkpoint of the state as it is now, on the first rank, with the proxies of all of them."""
+    """A function that writes a checkpoint of the present state on the first rank, with the proxies of all ranks."""
     content = {"format": FORMAT, "step": state.step, **values}
     content |= {name: getattr(state, name).state_dict() for name in parts}
     if ranks.world() > 1:
@@ -156,7 +156,7 @@ def _prepared(path: Path, state: TrainingState, parts: Sequence[str], values: Ma
 
 
 def _with_all_classes(content: dict[str, Any], state: TrainingState) -> dict[str, Any]:
-    """``content`` with the proxies of all ranks and their moments, on the first rank, in host memory."""
+    """``content`` with the proxies and moments of all ranks, on the first rank in host memory."""
     classes_of = {}
     for bank in banks_in(state.objective, state.learned):
         for tensor in (*bank.parameters(), *bank.buffers()):
@@ -175,13 +175,13 @@ def _with_all_classes(content: dict[str, Any], state: TrainingState) -> dict[str
 
 
 def _with_tensors(content: Any, change: Callable[[Tensor], Tensor | None]) -> Any:
-    """A copy of dictionaries, lists and tuples with their tensors changed."""
+    """A copy of nested dictionaries, lists and tuples with their tensors changed."""
     if isinstance(content, Tensor):
         return change(content)
     if isinstance(content, tuple):
         return tuple(_with_tensors(item, change) for item in content)
     if isinstance(content, dict | list):
-        content = copy.copy(content)  # with the versions of modules that a state dictionary has as an attribute
+        content = copy.copy(content)  # copies the attribute of a state dictionary that has the versions of modules
         for key, item in list(content.items() if isinstance(content, dict) else enumerate(content)):
             content[key] = _with_tensors(item, change)
         return content
@@ -189,7 +189,7 @@ def _with_tensors(content: Any, change: Callable[[Tensor], Tensor | None]) -> An
 
 
 def _keep_local_moments(saved: dict[str, Any], optimiser: torch.optim.Optimizer) -> None:
-    """Keep this rank's classes of an optimiser's state."""
+    """Reduce the proxies' moments in an optimiser's state to this rank's classes."""
     parameters = [(group["name"], p) for group in optimiser.param_groups for p in group["params"]]
     for number, (group, parameter) in enumerate(parameters):
         for key, value in saved["state"].get(number, {}).items() if group == "proxies" else ():
@@ -208,7 +208,7 @@ def _fitting(file: Path) -> Iterator[None]:
 
 
 class BackgroundWriter:
-    """Writes one thing at a time in another thread; a failure is raised at the next call. Leaving the context waits.
+    """Writes one file at a time in another thread. The next call raises its failure; leaving the context waits for it.
 
     >>> written = []
     >>> with BackgroundWriter() as writer:
@@ -222,7 +222,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearkin-writer")
         self._pending: Future[None] | None = None
-        self._put_off: Write | None = None
+        self._put_off: Write = lambda: None
 
     def __enter__(self) -> BackgroundWriter:
         return self
@@ -237,16 +237,15 @@ class BackgroundWriter:
         return self._pending is not None and not self._pending.done()
 
     def put_off(self, write: Write) -> None:
-        """Write just before what is begun next, instead of what was put off before."""
+        """Write just before the next :meth:`begin`, instead of anything put off earlier."""
         self._put_off = write
 
     def begin(self, write: Write) -> None:
         self.wait()
-        first, self._put_off = self._put_off, None
+        first, self._put_off = self._put_off, lambda: None
 
         def write_both() -> None:
-            if first is not None:
-                first()
+            first()
             write()
 
         self._pending = self._pool.submit(write_both)
@@ -262,10 +261,10 @@ class BackgroundWriter:
 
 
 def copied_to_host(content: Any) -> tuple[Any, Write]:
-    """A copy of ``content`` in host memory, and what waits until it is there. Tensors that are the same stay so.
+    """A copy of ``content`` in host memory, and a function that waits until it is complete.
 
-    Tensors of a GPU are copied into pinned memory in the order of its work, so that the caller need not wait: whatever
-    it does to them next comes later.
+    A tensor that occurs several times is copied once. A GPU copies to pinned memory in the order of its queue, so the
+    caller need not wait: whatever it does to the tensors next comes later.
     """
     copies: dict[tuple[Any, ...], Tensor] = {}
 
@@ -290,6 +289,6 @@ def _on_host(value: Tensor) -> Tensor:
     if value.is_cuda:
         return torch.empty_like(value, device="cpu", pin_memory=True).copy_(value, non_blocking=True)
     if value.device.type == "cpu" and value.dtype != torch.bfloat16:
-        # By numpy, in this thread alone: torch's threads would wait for each other at every tensor.
+        # By numpy in this thread alone, as torch's threads would wait for each other at every tensor.
         return torch.from_numpy(np.array(value.numpy(), order="K"))
     return value.to("cpu", copy=True)

@@ -1,4 +1,4 @@
-"""A collapse: training has destroyed the network, as an evaluation shows while the run still trains."""
+"""Collapse: training has destroyed the network, and an evaluation shows it while the run still trains."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from nearkin.recipe import Recipe
 
 FALLEN = 0.5
 """R@1 below this share of the untrained backbone's is a collapse. In 1,032 of the 1,033 curves of ``results/`` it never
-was below 0.74, in the other it was 0.13."""
+fell below 0.74, in the other it was 0.13."""
 ERRORS = 4.0
-"""Standard errors of R@1 that a fall must exceed: of few test images, half of the hits can go by chance."""
+"""Standard errors of R@1 that a fall must exceed, as few test images can lose half of their hits by chance."""
 NARROW = 32
-"""Embeddings of fewer dimensions have less room than the features of the untrained backbone, and may score below it."""
+"""Embeddings of fewer dimensions hold less than the untrained backbone's features, and may score below them."""
 COINCIDE = 1e-3
-"""Embeddings whose :func:`spread` is less coincide; in healthy runs on Glyphs it stays above 2e-3."""
+"""Embeddings with a smaller :func:`spread` coincide; in healthy runs on Glyphs it stays above 2e-3."""
 STILL = 0.01
-"""A loss that differs by less of itself from one evaluation to the next stands still."""
+"""A loss that changes by a smaller share of itself between two evaluations stands still."""
 
 
 @dataclass(frozen=True)
 class Collapse:
-    """When a network collapsed, what shows it, and what to do."""
+    """When a network collapsed, the evidence, and what to do."""
 
     epoch: float
     evidence: str
@@ -38,7 +38,7 @@ class Collapse:
 
 
 def spread(embeddings: Tensor) -> float:
-    """How far embeddings lie from their mean: their variance as a share of their mean squared length, from 0 to 1.
+    """How much embeddings differ: their variance as a share of their mean squared length, from 0 to 1.
 
     >>> import torch
     >>> spread(torch.tensor([[1.0, 0.0], [-1.0, 0.0]])), spread(torch.ones(2, 2)), spread(torch.zeros(2, 2))
@@ -50,10 +50,10 @@ def spread(embeddings: Tensor) -> float:
 
 
 def find_collapse(evaluations: Sequence[Mapping[str, float]], queries: int, recipe: Recipe) -> Collapse | None:
-    """The first evaluation that shows a collapse, if one does, by either of two signs.
+    """The first evaluation that shows a collapse, by either of two signs.
 
-    R@1 is less than half of the untrained backbone's, and by more than chance does with so many ``queries``. Or the
-    loss stands still from one evaluation to the next while the embeddings of a batch coincide, and R@1 is no better
+    R@1 is less than half of the untrained backbone's, by more than chance explains with this number of ``queries``. Or
+    the loss stands still from one evaluation to the next while the embeddings of a batch coincide, and R@1 is no better
     than the untrained backbone's.
 
     >>> rows = [{"epoch": 0, "R@1": 0.511}, {"epoch": 1, "R@1": 0.032}]
@@ -75,13 +75,13 @@ def find_collapse(evaluations: Sequence[Mapping[str, float]], queries: int, reci
 
 
 def is_pretrained(recipe: Recipe) -> bool:
-    """Whether the network began with weights: those of the recipe, or its library's own."""
+    """Whether the network began with pretrained weights: those of the recipe, or its library's own."""
     encoder = recipe.encoder
     return encoder.weights is not None or (":" in encoder.backbone and encoder.options.get("pretrained", True))
 
 
 def lacks_warmup(recipe: Recipe) -> bool:
-    """Whether a pretrained network is moved from the first step on, by a head and proxies that are still random."""
+    """Whether a pretrained network trains from the first step on, while head and proxies are still random."""
     return is_pretrained(recipe) and not recipe.training.warmup_epochs
 
 

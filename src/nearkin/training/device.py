@@ -1,4 +1,4 @@
-"""The device that a run computes on: which one, in which precision, with which allocator, and by CUDA graphs or not."""
+"""The device of a run: which one, and its precision, allocator and CUDA graphs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from nearkin.numerics import tf32
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The named device, or the best there is: CUDA, then Apple's MPS, then the CPU.
+    """The named device, or the best available one: CUDA, then Apple's MPS, then the CPU.
 
-    Of several processes on a machine each takes a GPU of its own, unless one is named by its number.
+    Several processes on a machine each take a GPU of their own, unless one is named by its number.
 
     >>> pick_device("cpu")
     device(type='cpu')
     """
-    # Nothing a person could act on.
+    # A warning that nobody could act on.
     warnings.filterwarnings("ignore", message="Attempting to run cuBLAS")
     several = ranks.world() > 1
     if name == "auto" and torch.cuda.is_available():
@@ -55,9 +55,9 @@ def pick_device(name: str = "auto") -> torch.device:
 
 
 def autocast_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The dtype to run the network in, or None for plain float32.
+    """The dtype for autocast of the network, or None for plain float32.
 
-    ``auto`` means bf16 on a GPU that has it and float32 elsewhere; ``tf32`` is float32 here (:func:`float32_products`).
+    ``auto`` is bf16 on a GPU that has it and float32 elsewhere; ``tf32`` is float32 here (:func:`float32_products`).
     """
     if precision == "auto":
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -72,7 +72,7 @@ def autocast(device: torch.device, dtype: torch.dtype | None) -> AbstractContext
 
 
 def float32_products(precision: str) -> AbstractContextManager[object]:
-    """Within, CUDA multiplies and convolves float32 as ``float32`` or ``tf32`` says."""
+    """A context in which CUDA multiplies and convolves in the precision ``float32`` or ``tf32``."""
     return tf32(precision == "tf32") if precision in ("float32", "tf32") else nullcontext()
 
 
@@ -86,7 +86,7 @@ def describe_hardware(device: torch.device) -> str:
 
 
 def peak_process_memory() -> int:
-    """The most bytes of memory that this process has held, or 0 where the system does not say."""
+    """The peak memory of this process in bytes, or 0 where the system does not report it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -97,11 +97,11 @@ def peak_process_memory() -> int:
 
 @cache
 def keep_freed_memory(device: torch.device) -> bool:
-    """Let this process keep what it frees, where it computes on the CPU with glibc's allocator; says whether it does.
+    """Let this process keep freed memory, where it computes on the CPU with glibc's allocator; returns whether it does.
 
-    A step on a CPU takes and frees gigabytes of feature maps. glibc asks the kernel for every large one again, and the
-    kernel clears each page, which takes a good part of the time of a step. Instead the process then holds the most that
-    it has ever needed. Nothing happens where the environment tunes or replaces the allocator.
+    A step on a CPU allocates and frees gigabytes of feature maps. glibc requests every large one from the kernel again,
+    which clears each page; that takes a good part of a step. With this the process holds on to its peak memory instead.
+    Nothing is changed where the environment tunes or replaces the allocator.
     """
     tuned = any(name.startswith("MALLOC_") for name in os.environ)
     tuned = tuned or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
@@ -115,12 +115,12 @@ def keep_freed_memory(device: torch.device) -> bool:
 
 
 class GraphedEncoder:
-    """``encoder(images)`` in training mode, by graphs for batches of one shape on a CUDA device.
+    """``encoder(images)`` in training mode, by CUDA graphs for batches of one shape.
 
-    A graph launches all kernels of the network at once, which at small batches takes the host longer than the GPU takes
-    to compute them. It holds on to the memory of its feature maps. Graphs are made from the first batch, and again when
-    other weights take gradients, as after a warm-up. Batches of another shape go through the encoder as usual, and so
-    does everything where making the graphs fails.
+    At small batches the host takes longer to launch the network's kernels than the GPU to compute them; a graph
+    launches all at once. It holds on to the memory of its feature maps. Graphs are made from the first batch, and again
+    when other weights take gradients, as after a warm-up. Batches of another shape go through the encoder as usual, and
+    so do all batches where no graphs can be made.
     """
 
     def __init__(self, encoder: Encoder, device: torch.device, dtype: torch.dtype | None) -> None:
@@ -139,19 +139,19 @@ class GraphedEncoder:
                 self._shape, self._trained = images.shape, trained
                 self._make(images)
             if self._graphed is not None:
-                # The next batch is written over the graph's own result.
+                # The next batch overwrites the graph's output.
                 return self._graphed(images).clone()  # type: ignore[no-any-return]
         return self.encoder(images)  # type: ignore[no-any-return]
 
     def _make(self, images: Tensor) -> None:
         self._graphed = None  # frees the memory of the graphs before
-        # Passes that prepare the graphs leave no trace in running means, nor in what is random.
+        # The passes that prepare the graphs must change neither running means nor random states.
         buffers = [buffer.clone() for buffer in self.encoder.buffers()]
         random = torch.cuda.get_rng_state(images.device)
-        # Weights gathered gradients on another stream while the graphs were made; that is as it should be.
+        # Expected: weights accumulated gradients on another stream while the graphs were made.
         warnings.filterwarnings("ignore", message="The AccumulateGrad node's stream does not match")
         try:
-            # Outside of a cast: within one, what it has cast already would be left out of the graphs.
+            # Outside of autocast, whose cache of weights already cast would be missing in the graphs.
             with torch.autocast("cuda", enabled=False):
                 self._graphed = torch.cuda.make_graphed_callables(
                     _Cast(self.encoder, self.dtype), (images.clone(),), allow_unused_input=True

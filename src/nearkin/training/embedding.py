@@ -21,7 +21,7 @@ AT_A_TIME, PIXELS_ON_CPU = 256, 32 * 224**2
 
 
 def images_at_a_time(side: int, device: torch.device) -> int:
-    """How many images of ``side`` × ``side`` pixels are best embedded together; on a CPU some megapixels.
+    """How many images of ``side`` × ``side`` pixels to embed at a time; on a CPU at most 1.6 megapixels.
 
     >>> images_at_a_time(224, torch.device("cpu")), images_at_a_time(48, torch.device("cpu"))
     (32, 256)
@@ -46,9 +46,9 @@ def embed_images(
 ) -> Tensor:
     """Embed ``rows`` of ``images`` (default: all) in order and in evaluation mode: float32 ``[N, dim]`` on ``device``.
 
-    ``progress`` is called after each batch with the number of images done. ``crops`` gives those of a range of ``rows``
-    in batches, where they exist already. With ``flip`` an embedding is the normalised mean of those of the image and
-    its mirror image. ``together``: each process of torchrun embeds a share of the rows, and all get the whole.
+    ``progress`` is called after each batch with the number of images done. ``crops`` gives the crops of a range of
+    ``rows`` in batches, instead of making them here. With ``flip`` an embedding is the normalised mean of those of the
+    image and its mirror image. ``together``: each process of torchrun embeds a share of the rows, and all get them all.
     """
     device = device or next(encoder.parameters()).device
     keep_freed_memory(device)
@@ -78,5 +78,5 @@ def embed_images(
         encoder.train(was_training)
     if not together:
         return embeddings
-    ranks.wait_for_all()  # machines may be differently fast
+    ranks.wait_for_all()  # as machines differ in speed
     return ranks.gather_rows(embeddings, len(rows))

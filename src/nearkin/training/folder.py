@@ -1,4 +1,4 @@
-"""The folder of a run, as far as training needs it: what the loop writes and a resumed run reads."""
+"""The files of a run's folder that training writes and a resumed run reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nearkin.training.state import Evaluation, Event
 
 
 class TrainingFolder:
-    """What training writes and a resumed run reads: recipe, split, evaluations, events, checkpoints and the encoder."""
+    """A run's recipe, split, evaluations, events, checkpoints and encoder."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -38,7 +38,7 @@ class TrainingFolder:
         return self.checkpoints / f"best-{step:08d}.pt"
 
     def begin(self, recipe: Recipe) -> Self:
-        """Make the folder of a run that is about to train."""
+        """Create the folder of a run that is about to train."""
         make_folder(self.checkpoints)
         self.write_recipe(recipe)
         return self
@@ -48,10 +48,10 @@ class TrainingFolder:
         write(self.recipe_file, with_absolute_paths(recipe).to_yaml().encode())
 
     def recipe(self) -> Recipe:
-        """The recipe that the run was begun with."""
+        """The recipe of the run."""
         try:
             content = yaml.safe_load(self.recipe_file.read_text(encoding="utf-8"))
-            # Sections have defaults, so half a file would pass for another recipe.
+            # Sections have defaults, so a file cut short would pass for another recipe.
             if not isinstance(content, Mapping) or "protocol" not in content:
                 raise RecipeError("it is not whole")
             return load_recipe(content)
@@ -64,7 +64,7 @@ class TrainingFolder:
 
     @property
     def split(self) -> StoredSplit:
-        """The class and the part of the split of every image when the run began."""
+        """The class and the split of every image when the run began."""
         if self._split is None:
             try:
                 self._split = StoredSplit.from_csv(self.split_file.read_bytes())
@@ -73,7 +73,7 @@ class TrainingFolder:
         return self._split
 
     def write_evaluations(self, history: Sequence[Evaluation]) -> None:
-        """Every evaluation so far, one row each."""
+        """Write every evaluation so far, one row each."""
         columns = dict.fromkeys(["epoch", "step", "loss", "lr", *(key for row in history for key in row)])
         text = io.StringIO(newline="")
         writer = csv.DictWriter(text, columns)
@@ -92,6 +92,6 @@ def _unreadable(file: Path, error: Exception) -> DataError:
 
 
 def write(file: Path, content: bytes) -> None:
-    """Of several ranks the first writes."""
+    """Write a file; with several ranks only the first does."""
     if is_first():
         write_atomically(file, content)

@@ -1,6 +1,6 @@
 """The one training loop: batches → steps → evaluations → checkpoints.
 
-The loop never asks which method or loss it runs: what a method changes goes through its hooks
+The loop does not know which method or loss it runs: a method changes it through hooks
 (:class:`~nearkin.training.state.Method`).
 """
 
@@ -34,10 +34,10 @@ from nearkin.training.state import Evaluation, Observer, TrainingState
 
 
 def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, finish: bool = False) -> None:
-    """Train from where ``state`` is to the end of its recipe, leaving checkpoints in ``folder``.
+    """Train from the present step of ``state`` to the end of its recipe, with checkpoints in ``folder``.
 
-    With ``finish`` the training ends where it is, with an evaluation if that is not made yet. Ctrl-C and SIGTERM end
-    the current step, write a checkpoint and raise an error that says how to continue.
+    With ``finish`` the training ends at the present step, with an evaluation if it has none. After Ctrl-C or SIGTERM
+    the loop completes its step, writes a checkpoint and raises an error that says how to continue.
     """
     training = state.recipe.training
     if training.early_stop_patience is not None and state.protocol.selection_set() is None:
@@ -91,7 +91,7 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
                 if due:
                     state.ended = evaluate(state, folder, observer, writer)
                 is_end = stopping or state.ended or state.step == state.total_steps
-                # Where evaluations follow each other faster than the disk writes, training does not wait for it.
+                # Where evaluations follow each other faster than the disk writes, training does not wait for the disk.
                 if is_end or overdue or ranks.world() > 1 or not writer.is_busy:
                     with state.time.on("checkpoints"):
                         checkpoint.save_last(state, folder, writer)
@@ -110,13 +110,13 @@ def fit(state: TrainingState, folder: TrainingFolder, observer: Observer, *, fin
 
 
 def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float:
-    """One step of the optimiser. Returns the loss; on a GPU that of the step before, so that nothing waits."""
+    """One step of the optimiser. Returns the loss, on a GPU that of the previous step, so that nothing waits."""
     epoch, batches_into_it = divmod(state.step, state.sampler.batches_per_epoch)
     if not batches_into_it and hasattr(state.objective, "begin_epoch"):
         state.objective.begin_epoch(epoch)  # type: ignore[operator]
     _set_warmup(state)
     for module in (state.encoder, state.objective):
-        if not module.training:  # asked first, as setting it walks all modules
+        if not module.training:  # checked first, as train() walks all modules
             module.train()
     images = batch.images.to(state.device, non_blocking=True)
     labels = batch.labels.to(state.device, non_blocking=True)
@@ -132,8 +132,7 @@ def train_step(state: TrainingState, batch: Batch, health: HealthCheck) -> float
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
     add_up_gradients(state.optimiser)
     state.scaler.unscale_(state.optimiser)
-    if state.add_l2_sp is not None:
-        state.add_l2_sp()
+    state.add_l2_sp()
     state.method.adjust_gradients(state)
     value = health.watch(batch, loss)
     clip_gradients(state.optimiser, state.recipe.training)
@@ -172,7 +171,7 @@ def _set_warmup(state: TrainingState) -> None:
 
 
 def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, writer: BackgroundWriter) -> bool:
-    """Score the selection classes, keep the best, write the table; True when this was the last evaluation."""
+    """Score the selection classes, keep the best weights, write the table; True where training has to end."""
     part = state.protocol.selection_set()
     row: Evaluation = {"epoch": round(state.epoch, 4), "step": state.step}
     if losses := state.recent_losses:
@@ -204,7 +203,7 @@ def evaluate(state: TrainingState, folder: TrainingFolder, observer: Observer, w
 
 
 def _has_converged(state: TrainingState) -> bool:
-    """Whether as many evaluations have brought no new best as end the run, by the recipe or else by its method."""
+    """Whether the evaluations without a new best have reached the patience of the recipe, or else of its method."""
     protocol = state.protocol
     patience = state.recipe.training.early_stop_patience or state.method.early_stop_patience
     # Scores of the test classes must not decide how long to train, unless the recipe says that they may.
@@ -217,10 +216,10 @@ def _has_converged(state: TrainingState) -> bool:
 
 
 class HealthCheck:
-    """Finds a loss that is not finite, before the step on a CPU and one step later on an accelerator.
+    """Finds a loss that is not finite: before the optimiser's step on a CPU, one step later on an accelerator.
 
-    Reading a value from an accelerator waits for all work queued there, so a step's loss is copied while the next one
-    runs. No checkpoint is written before the last step has been checked (:meth:`settle`).
+    Reading a value from an accelerator waits for all work queued there, so a step's loss is copied while the next step
+    runs. Before a checkpoint is written, the last step is checked (:meth:`settle`).
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -230,7 +229,7 @@ class HealthCheck:
         self._latest = math.nan
 
     def watch(self, batch: Batch, loss: Tensor) -> float:
-        """Take in the loss of a step, after its backward pass; the latest that is known to be finite."""
+        """Take the loss of a step after its backward pass; returns the latest that is known to be finite."""
         self.settle()  # before the event is recorded again
         loss = at_least_float32(loss.detach())
         self._pending = (self.state.step, batch, loss.to("cpu", non_blocking=True))
@@ -276,7 +275,7 @@ class StopRequest:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        # Only the main thread may set handlers; elsewhere the caller's own arrangements stand.
+        # Only the main thread may set handlers; in others the caller's stay in place.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handle)

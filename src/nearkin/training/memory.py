@@ -1,7 +1,7 @@
-"""What fits into memory: images in the network at a time on a CPU, and where the images of a run lie.
+"""What fits into memory: the images in the network at a time on a CPU, and where the images of a run are kept.
 
-What a step keeps for its backward pass is measured on two small images and grows with pixels and batch; real steps took
-1.1 to 1.2 times as much.
+The memory of a step's backward pass is measured on small images, and grows with pixels and batch. Real steps took 1.1
+to 1.2 times as much.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nearkin.training.state import TrainingState
 
 PROBE_IMAGES, PROBE_SIDE = 2, 96
 CPU_PIECE = 1e9
-"""Bytes of feature maps that a step on a CPU keeps at a time by default. Not what is free just now: a resumed run must
-be the same to the bit."""
+"""Bytes of feature maps that a step on a CPU keeps at a time by default. A constant, not the free memory: a resumed run
+must be the same to the bit."""
 CPU_CROPS = 500_000_000
 """Bytes of evaluation crops to keep where there is no GPU."""
 AMPLE = 1 / 4
-"""Share of the GPU's memory left by training that images may take by default, and crops as much."""
+"""Share of the GPU memory left by training that images may take by default; evaluation crops may take as much."""
 CAUTION = 1.5
-"""Over the estimate of what a step takes, which is low."""
+"""Factor for the estimate of a step's memory, which is low."""
 
 
 def place_images(state: TrainingState) -> None:
@@ -73,7 +73,7 @@ def _on_device(state: TrainingState, room: int) -> DeviceImages | None:
 
 
 def step_bytes(state: TrainingState) -> float:
-    """About what a training step takes: feature maps, gradients and two moments."""
+    """About the memory of a training step: feature maps, gradients and two moments."""
     batch = len(share_of(min(state.recipe.training.batch_size, len(state.labels)), of=0))
     size, images = state.transform.size, min(batch, state.micro_batch or batch)
     weights = sum(weight.nbytes for weight in state.weights if weight.requires_grad)
@@ -83,10 +83,10 @@ def step_bytes(state: TrainingState) -> float:
 def fitting_micro_batch(
     encoder: Encoder, batch: int, size: int, device: torch.device, dtype: torch.dtype | None
 ) -> int | None:
-    """Images to have in the network at a time where the recipe does not say; None for the whole batch.
+    """How many images go through the network at a time where the recipe does not say; None for the whole batch.
 
-    On a CPU equal pieces of the batch, each with feature maps of :data:`CPU_PIECE` at most, unless batch-norm looks at
-    the batch.
+    On a CPU these are equal pieces of the batch, each with at most :data:`CPU_PIECE` of feature maps, unless batch-norm
+    needs the whole batch.
 
     >>> from nearkin.encoders import build_encoder
     >>> encoder = build_encoder("small", freeze_batch_norm=True)
@@ -100,11 +100,11 @@ def fitting_micro_batch(
 
 
 def kept_per_pixel(encoder: Encoder, size: int, device: torch.device, dtype: torch.dtype | None) -> float:
-    """Bytes kept until the backward pass per pixel, by forward passes of a copy; 0 where they fail."""
+    """Bytes per pixel kept until the backward pass, measured on a copy of the backbone; 0 where that fails."""
     backbone, side = copy.deepcopy(encoder.backbone), min(size, PROBE_SIDE)
 
     def kept(count: int) -> int:
-        storages: dict[int, torch.UntypedStorage] = {}  # each once
+        storages: dict[int, torch.UntypedStorage] = {}
 
         def keep(tensor: Tensor) -> Tensor:
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
@@ -119,9 +119,9 @@ def kept_per_pixel(encoder: Encoder, size: int, device: torch.device, dtype: tor
         return sum(storage.nbytes() for storage in storages.values())
 
     try:
-        # What another image adds is feature maps; the rest are weights.
+        # What one more image adds are feature maps; the rest are weights.
         return (kept(PROBE_IMAGES + 1) - kept(PROBE_IMAGES)) / side**2
-    except (RuntimeError, ValueError):  # a network that takes no images of this size: its own error says more later
+    except (RuntimeError, ValueError):  # a network that takes no images of this size: its own error, later, says more
         return 0.0
 
 

@@ -1,8 +1,9 @@
-"""A batch embedded in pieces, with the activations of one piece at a time, and the gradient of the whole.
+"""A batch embedded in pieces: the activations of one piece at a time, and the gradient of the whole batch.
 
-Losses of this field compare the images of a batch with each other, so adding up the gradients of small batches would be
-another training. Here the pieces are embedded without keeping anything, the loss sees all embeddings together, and on
-the way back each piece is embedded once more, with gradient. Only the last is kept, since its part comes first.
+Losses of this field compare the images of a batch with each other, so accumulating gradients over small batches would
+be a different training. Here the pieces are embedded without their activations, the loss sees all embeddings together,
+and in the backward pass each piece is embedded once more, with gradient. Only the last piece keeps its activations, as
+the backward pass begins with it. That takes less memory than ``torch.utils.checkpoint`` on every piece.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def embed_in_pieces(encode: Encode, pieces: Sequence[Tensor], parameters: Sequen
 
 
 def check_micro_batch(training: TrainingSection, batch_statistics: bool) -> None:
-    """Refuse pieces for a network whose layers look at the whole batch (:func:`has_batch_statistics`)."""
+    """Refuse pieces for a network with statistics of the whole batch (:func:`has_batch_statistics`)."""
     pieces = training.micro_batch is not None and training.micro_batch < training.batch_size
     if pieces and batch_statistics:
         raise RecipeError(
@@ -46,7 +47,7 @@ def check_micro_batch(training: TrainingSection, batch_statistics: bool) -> None
 
 
 def has_batch_statistics(network: nn.Module) -> bool:
-    """Whether an image's embedding depends on the other images of the batch, through live batch-norm."""
+    """Whether an image's embedding depends on the other images of the batch, by batch-norm in training mode."""
     norms = [module for module in network.modules() if isinstance(module, _BatchNorm)]
     return any(norm.training or norm.running_mean is None for norm in norms)
 
@@ -71,7 +72,7 @@ class _InPieces(torch.autograd.Function):
         *parts, part = torch.split(gradient, [len(piece) for piece in ctx.pieces])
         gradients = torch.autograd.grad(ctx.last, ctx.parameters, part, allow_unused=True)
         del ctx.last
-        # Copied: autograd may give two parameters one tensor, and a CUDA graph gives its own every time.
+        # Copied, as autograd may give one tensor to two parameters, and a CUDA graph gives the same one every time.
         sums = [gradient.clone() for gradient in gradients if gradient is not None]
         for piece, states, part in zip(ctx.pieces[:-1], ctx.random, parts, strict=True):
             for generator, state in zip(generators, states, strict=True):

@@ -13,11 +13,11 @@ from nearkin.training.state import EVALUATING, Evaluation, Observer, TrainingSta
 
 SHOWN = ("R@1", "MAP@R")
 ESTIMATE_STEPS = 5
-"""Steps of a sitting from which its time is estimated; the first, which waits for the first images, is left out."""
+"""Steps from which the time of a run is estimated, without the first, which waits for the first images."""
 
 
 def seconds_left(state: TrainingState, step_seconds: float) -> float:
-    """The time of the rest of a run, where its steps and evaluations take as long as those so far."""
+    """The estimated time of the rest of a run, whose steps and evaluations take as long as those so far."""
     evaluations = math.ceil((state.total_steps - state.step) / state.evaluation_interval) + 1
     evaluation_seconds = state.time.by["evaluations"] / max(1, len(state.history))
     return (state.total_steps - state.step) * step_seconds + evaluations * evaluation_seconds
@@ -32,12 +32,12 @@ def hours_minutes_seconds(seconds: float) -> str:
 
 
 class ConsoleObserver(Observer):
-    """A bar for the current work, with the time left; evaluations and the time of the whole run as lines."""
+    """A bar for the current work with the time left, and a line for each evaluation and the estimated time."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.others: list[Observer] = []
-        """Follow the run as well, and are closed at its end."""
+        """Observers that follow the run as well, and are closed at its end."""
         self._bar: Progress | None = None
         self._shown: tuple[str, TaskID] | None = None
         self._first: tuple[int, float] | None = None
@@ -69,7 +69,7 @@ class ConsoleObserver(Observer):
     def on_scoring(self, what: str, done: int, total: int) -> None:
         if done == 0 and what != EVALUATING and self._bar is None:  # an evaluation gets a line of its own
             self.console.print(f"{what}: {total:,} images", highlight=False, soft_wrap=True)
-        # As long as nothing is counted the bar moves to and fro: a batch of a few hundred images takes its time.
+        # Without a total the bar moves to and fro, as the first batch of a few hundred images takes its time.
         self._show(what, done, total if done else None, f"{done:,}/{total:,} images")
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:

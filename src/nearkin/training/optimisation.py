@@ -25,11 +25,10 @@ Scheduler = lr_scheduler.LRScheduler | lr_scheduler.ReduceLROnPlateau
 def parameter_groups(
     encoder: Encoder, objectives: Sequence[nn.Module], training: TrainingSection
 ) -> list[dict[str, Any]]:
-    """Backbone, head, proxies and whatever else the objective learns, each with its learning rate.
+    """Backbone, head, proxies and other parameters of the objective, each with its learning rate.
 
-    With ``training.layer_decay`` each layer of the backbone has its own, the last one the rate itself. Only what lies
-    in a proxy bank, or what a loss of another library learns for the classes, takes the proxies' multiplier; a
-    trained margin takes the plain rate.
+    With ``training.layer_decay`` every layer of the backbone has its own, and the last one the rate itself. Proxy banks
+    and the class weights of another library's loss take the proxies' multiplier; a trained margin takes the plain rate.
     """
     rate, proxy_rate = training.learning_rate, training.learning_rate * training.proxy_lr_multiplier
     proxies = [p for bank in banks_in(*objectives) for p in bank.parameters()]
@@ -54,7 +53,7 @@ def parameter_groups(
 
 def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> torch.optim.Optimizer:
     decay = training.weight_decay
-    # One kernel for a whole step of the optimiser; elsewhere torch's own choice.
+    # On CUDA one kernel for a whole step; elsewhere torch chooses.
     fused = True if all(p.is_cuda for group in groups for p in group["params"]) else None
     if training.optimiser == "sgd":
         return torch.optim.SGD(groups, momentum=training.momentum, weight_decay=decay, fused=fused)
@@ -65,7 +64,7 @@ def build_optimiser(groups: list[dict[str, Any]], training: TrainingSection) -> 
 
 
 def check_schedule(recipe: Recipe) -> None:
-    """Refuse a schedule, or an end, that would look at the test classes, and an end by scores that there are not."""
+    """Refuse a schedule or early stopping that would use test scores, or scores that do not exist."""
     training, protocol = recipe.training, recipe.protocol
     if training.schedule == "plateau":
         refuse_test_scores(protocol, "the plateau schedule would lower the rate", instead="use training.schedule=step")
@@ -83,7 +82,7 @@ def check_schedule(recipe: Recipe) -> None:
 
 
 def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection) -> Scheduler:
-    """A schedule over epochs (over evaluations for ``plateau``)."""
+    """A schedule over epochs, or for ``plateau`` over evaluations."""
     if training.schedule == "step":
         return lr_scheduler.StepLR(optimiser, training.lr_decay_every, training.lr_decay_factor)
     factor, floor = training.lr_decay_factor, training.min_learning_rate / max(training.learning_rate, 1e-30)
@@ -101,9 +100,9 @@ def build_scheduler(optimiser: torch.optim.Optimizer, training: TrainingSection)
 
 
 def change_epochs(scheduler: Scheduler, optimiser: torch.optim.Optimizer, epochs: int) -> str:
-    """Make a schedule from a checkpoint one of so many ``epochs``; returns what changes, in words.
+    """Change the number of ``epochs`` of a schedule from a checkpoint; returns what changes, in words.
 
-    Only the cosine depends on their number. Its rate becomes the one that a run of ``epochs`` has now.
+    Only the cosine depends on it. Its rate becomes the one that a run of ``epochs`` would have now.
     """
     if not isinstance(scheduler, lr_scheduler.CosineAnnealingLR) or scheduler.T_max == max(1, epochs):
         return "the learning rate follows the same schedule"
@@ -126,10 +125,10 @@ def clip_gradients(optimiser: torch.optim.Optimizer, training: TrainingSection) 
 
 
 def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
-    """Make the gradients of several ranks those of one process that has the whole batch.
+    """Combine the gradients of several ranks into those of one process with the whole batch.
 
-    The encoder's are summed, as each rank has the part of its images. A rank's proxies are its own. What the objective
-    learns besides has the whole gradient everywhere, and takes the first rank's, so that no rounding sets ranks apart.
+    The encoder's are summed over the ranks' images; each rank keeps the gradients of its proxies. Other parameters of
+    the objective have the whole gradient on every rank, and take the first rank's, so that rounding cannot differ.
     """
     if world() == 1:
         return
@@ -143,7 +142,7 @@ def add_up_gradients(optimiser: torch.optim.Optimizer) -> None:
 
 
 def _norm_over_ranks(optimiser: torch.optim.Optimizer) -> torch.Tensor:
-    """The norm of all gradients, of which the proxies' are spread over the ranks."""
+    """The norm of all gradients, with the proxies' spread over the ranks."""
     groups = optimiser.param_groups
     local = [gradient for group in groups if group["name"] == "proxies" for gradient in _gradients(group)]
     same = [gradient for group in groups if group["name"] != "proxies" for gradient in _gradients(group)]
@@ -156,10 +155,10 @@ def _gradients(group: dict[str, Any]) -> list[torch.Tensor]:
 
 
 class ProximalTerm:
-    r"""Adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta^* \rVert^2` to gradients that are there.
+    r"""Adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta^* \rVert^2` to the gradients of parameters.
 
-    :math:`\theta^*` is what the parameters were when :meth:`remember` was last called, with the same ones in the same
-    order. A parameter without a gradient (frozen, or resting during warm-up) is left alone.
+    :math:`\theta^*` are the values of the parameters, in the same order, when :meth:`remember` was last called. A
+    parameter without a gradient (frozen, also during warm-up) is left alone.
     """
 
     def __init__(self) -> None:
@@ -169,15 +168,13 @@ class ProximalTerm:
         self.centre = [parameter.detach().clone() for parameter in parameters]
 
     @torch.no_grad()
-    def add_to_gradients(self, parameters: Iterable[Tensor], weight: float) -> None:
+    def add_to_gradients(self, parameters: Sequence[Tensor], weight: float) -> None:
         """``grad += weight · (θ − θ*)`` for every parameter that has a gradient; nothing before :meth:`remember`."""
         if self.centre is None or weight == 0:
             return
-        given = list(parameters)
-        # A checkpoint is read on the host.
-        if given and self.centre[0].device != given[0].device:
-            self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(given, self.centre, strict=True)]
-        pulled = [(p, p.grad, c) for p, c in zip(given, self.centre, strict=True) if p.grad is not None]
+        if self.centre[0].device != parameters[0].device:  # read from a checkpoint, on the host
+            self.centre = [c.to(p.device, non_blocking=True) for p, c in zip(parameters, self.centre, strict=True)]
+        pulled = [(p, p.grad, c) for p, c in zip(parameters, self.centre, strict=True) if p.grad is not None]
         if pulled:
             values, gradients, centres = (list(part) for part in zip(*pulled, strict=True))
             torch._foreach_add_(gradients, torch._foreach_sub(values, centres), alpha=weight)
@@ -186,8 +183,8 @@ class ProximalTerm:
 class WeightEma:
     r"""An exponential moving average of the encoder's weights, :math:`w \leftarrow d\,w + (1-d)\,\theta`.
 
-    After step :math:`t` it is :math:`d = \min(\text{decay}, (1+t)/(10+t))`: a short ramp, without which the head's
-    random start would stay in the average for hundreds of steps. Buffers (running statistics) are copied.
+    At step :math:`t`, :math:`d = \min(\text{decay}, (1+t)/(10+t))`: without this short ramp the head's random start
+    would stay in the average for hundreds of steps. Buffers (running statistics) are copied.
 
     >>> from nearkin.encoders import build_encoder
     >>> trained = build_encoder("small", dim=2)

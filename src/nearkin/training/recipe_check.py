@@ -1,4 +1,4 @@
-"""Recipes checked before any work: names, types and ranges, and by building what can be built without data."""
+"""Recipes are checked before any work: names, types and ranges, and by building what needs no data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearkin.catalogue import keyword_options
 from nearkin.data.source import is_benchmark
 from nearkin.encoders.architectures import build_backbone
 from nearkin.encoders.encoder import build_pooling
-from nearkin.encoders.hub import weights_file
+from nearkin.encoders.weights import weights_file
 from nearkin.errors import DataError, MissingExtraError, NearkinError, RecipeError, did_you_mean, mistakes_in
 from nearkin.evaluation.scores import score_named
 from nearkin.losses.pml import PREFIX
@@ -62,7 +62,7 @@ def check_recipe(recipe: Recipe) -> Recipe:
 
 
 def validate(recipe: Recipe) -> None:
-    """Refuse a recipe that no run could follow here; data are not looked at.
+    """Refuse a recipe that cannot run on this machine; its data are not checked.
 
     >>> validate(load_recipe({"data": {"transform": "standart"}}))
     Traceback (most recent call last):
@@ -77,7 +77,7 @@ def validate(recipe: Recipe) -> None:
     check_schedule(recipe)
     data_of(recipe)
     try:
-        with torch.random.fork_rng(devices=[]):  # what is built here must not change the caller's random numbers
+        with torch.random.fork_rng(devices=[]):  # building must not change the caller's random numbers
             _check_encoder(recipe)
             build_objective(
                 recipe.objective,
@@ -93,7 +93,7 @@ def validate(recipe: Recipe) -> None:
 
 
 def validate_all(recipes: Mapping[str, Recipe]) -> None:
-    """Refuse at once what a study could not run in the end."""
+    """Refuse a study before it starts if one of its recipes cannot run."""
     for name, recipe in recipes.items():
         try:
             validate(recipe)
@@ -102,7 +102,7 @@ def validate_all(recipes: Mapping[str, Recipe]) -> None:
 
 
 def with_absolute_paths(recipe: Recipe) -> Recipe:
-    """The recipe as it means the same from another working directory.
+    """The recipe with paths that mean the same from any working directory.
 
     >>> with_absolute_paths(Recipe()).data.source
     'glyphs'
@@ -114,7 +114,7 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
     if is_benchmark(data.source):
         source = data.source
         if root is None and not os.environ.get("NEARKIN_DATA") and Path("data").is_dir():
-            root = _absolute("data")  # what nearkin.data.source.data_root takes from here
+            root = _absolute("data")  # the default of nearkin.data.source.data_root
     family, colon, model = encoder.backbone.partition(":")
     backbone = f"{family}:{_absolute(model)}" if colon else encoder.backbone
     weights = encoder.weights and (encoder.weights if encoder.weights == "imagenet" else _absolute(encoder.weights))
@@ -124,9 +124,9 @@ def with_absolute_paths(recipe: Recipe) -> Recipe:
 
 
 def _absolute(path: str) -> str:
-    """Only what exists becomes absolute: what does not was perhaps never meant as a path."""
-    given = Path(path).expanduser()
-    return os.path.abspath(given) if given.exists() else path
+    """The absolute path, if it exists; another string may not be meant as a path."""
+    expanded = Path(path).expanduser()
+    return os.path.abspath(expanded) if expanded.exists() else path
 
 
 def _named(parts: Mapping[str, type], name: str, where: str) -> type:
@@ -191,7 +191,7 @@ def _check_encoder(recipe: Recipe) -> None:
         return
     backbone = build_backbone(section.backbone, dict(section.options), last_stride=section.last_stride)
     backbone.freeze_blocks(section.frozen_blocks)
-    with contextlib.suppress(MissingExtraError):  # a study continues with the rows that do not need it
+    with contextlib.suppress(MissingExtraError):  # a study runs its other rows
         if weights == "imagenet" and backbone.imagenet_weights() is None:
             raise RecipeError(
                 f"backbone {section.backbone!r} does not bring ImageNet weights: set encoder.weights to a local "

@@ -1,4 +1,4 @@
-"""What the loop, its methods, its observers and its checkpoints share: the state of a run."""
+"""The state of a run, which the loop, its methods, observers and checkpoints share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -36,11 +36,11 @@ EVALUATING = "evaluating"
 Evaluation = dict[str, float]
 """A row of ``evaluations.csv``: epoch, step, loss, learning rate, seconds, and the scores by their names."""
 Event = dict[str, Any]
-"""What a method did: at which ``step``, its ``kind``, and more."""
+"""Something that a method did: its ``step``, its ``kind``, and more."""
 
 
 class RunTime:
-    """Seconds of a run by what took them, over all sittings; ``steps`` includes waiting for their images."""
+    """Seconds of a run by activity, over all sittings; ``steps`` includes waiting for images."""
 
     def __init__(self) -> None:
         self.by = {"steps": 0.0, "evaluations": 0.0, "checkpoints": 0.0}
@@ -49,7 +49,7 @@ class RunTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all sittings, preparations included."""
+        """Seconds of all sittings, including preparation."""
         return self._before + time.monotonic() - self._began
 
     @contextmanager
@@ -70,14 +70,14 @@ class RunTime:
 
 @dataclass
 class TrainingState:
-    """Everything a method may look at, and everything a checkpoint holds."""
+    """Everything that methods may read and that checkpoints store."""
 
     recipe: Recipe
     data: OpenedImages
     protocol: Protocol
     transform: Transform
     eval_transform: Transform
-    """What makes the crops that are scored; methods look at training images by ``transform``."""
+    """Makes the crops that are scored; methods embed training images by ``transform``."""
     encoder: Encoder
     objective: nn.Module
     method: Method
@@ -89,34 +89,34 @@ class TrainingState:
     sampler: BatchSampler
     labels: NDArray[np.int64]
     """Labels of the training images, renumbered 0, 1, …, in the order of ``train_set``."""
+    add_l2_sp: Callable[[], None]
+    """Adds the gradient of L2-SP, the proximal term around the initial weights, if the recipe has it."""
     learned: nn.Module | None = None
-    """What the method learns besides encoder and objective."""
+    """Parameters of the method."""
     ema: WeightEma | None = None
     """The average of the encoder's weights."""
-    add_l2_sp: Callable[[], None] | None = None
-    """Adds the gradient of L2-SP, the proximal term around the weights at the start."""
     micro_batch: int | None = None
-    """Images in the network at a time, where not the whole batch."""
+    """Images in the network at a time; None for the whole batch."""
     step: int = 0
     untrained: dict[str, float] | None = None
-    """Scores of the test classes before the first step, by the baseline."""
+    """The baseline's scores of the test classes, before the first step."""
     history: list[Evaluation] = field(default_factory=list)
     best: Evaluation | None = None
     ended: bool = False
     """Whether training has ended before its last step."""
     time: RunTime = field(default_factory=RunTime)
     recent_losses: list[float] = field(default_factory=list)
-    """Of the steps since the last evaluation, whose row has their mean."""
+    """Losses since the last evaluation; the row of the next one has their mean."""
     batch_embeddings: Tensor | None = None
-    """Of the last step; an evaluation's row has their ``spread``."""
+    """Embeddings of the last step; an evaluation's row has their ``spread``."""
     loader: TrainingLoader | None = None
     on_scoring: Callable[[str, int, int], None] = lambda what, done, total: None
     """:meth:`Observer.on_scoring` of the loop's observer."""
     on_device: DeviceImages | None = None
-    """The training images on the device, where there was room for them."""
+    """The training images on the device, where they fit."""
     crop_cache: CropCache | None = None
     room_for_graphs: bool = False
-    """Whether the device has memory for a step's feature maps twice."""
+    """Whether a step's feature maps fit on the device twice."""
 
     @property
     def table(self) -> ImageTable:
@@ -129,26 +129,26 @@ class TrainingState:
 
     @property
     def eval_encoder(self) -> Encoder:
-        """What is evaluated and saved: the average of the weights, or the encoder as it trains."""
+        """The encoder that is evaluated and saved: the average of the weights, or else the trained one."""
         return self.encoder if self.ema is None else self.ema.encoder
 
     def pieces(self, images: Tensor) -> Sequence[Tensor]:
-        """A batch as it goes through the network: in pieces of :attr:`micro_batch` images, or as one."""
+        """A batch in pieces of :attr:`micro_batch` images, or as one piece."""
         return torch.split(images, self.micro_batch or len(images))
 
     @cached_property
     def encode(self) -> Encoder | GraphedEncoder:
         """The encoder for a training batch, by CUDA graphs where ``training.cuda_graphs`` says so."""
         choice = self.recipe.training.cuda_graphs
-        # What networks from elsewhere draw outside of torch would stay the same in a graph.
-        unasked = self.room_for_graphs and ":" not in self.recipe.encoder.backbone
-        # What goes between ranks within the network cannot be part of a graph.
-        graphs = (choice == "always" or (choice == "auto" and unasked)) and not is_synchronised(self.encoder)
+        # Other libraries' networks may draw random numbers outside of torch, which a graph would repeat.
+        suitable = self.room_for_graphs and ":" not in self.recipe.encoder.backbone
+        # A graph cannot contain communication between ranks.
+        graphs = (choice == "always" or (choice == "auto" and suitable)) and not is_synchronised(self.encoder)
         return GraphedEncoder(self.encoder, self.device, self.dtype) if graphs else self.encoder
 
     @property
     def planned_steps(self) -> int:
-        """Steps of the whole run, of which ``training.stop_at_epoch`` takes the first."""
+        """Steps of the whole run, of which ``training.stop_at_epoch`` may take only the first."""
         training = self.recipe.training
         planned = training.epochs * self.sampler.batches_per_epoch
         return planned if training.max_steps is None else min(planned, training.max_steps)
@@ -188,8 +188,8 @@ class TrainingState:
     ) -> Tensor:
         """Embeddings of table rows in evaluation mode, ``[len(rows), dim]`` on the run's device, on every rank.
 
-        ``as_scored`` takes the protocol's crops and, where it says so, mirror images. ``what`` tells the observer. For
-        ``crops`` see :func:`~nearkin.training.embedding.embed_images`.
+        ``as_scored`` takes the crops and, if set, the mirror images of the protocol. ``what`` is shown by the observer.
+        For ``crops`` see :func:`~nearkin.training.embedding.embed_images`.
         """
 
         def show(done: int) -> None:
@@ -213,7 +213,7 @@ class TrainingState:
         )
 
     def score(self, part: EvaluationSet, *, final: bool = False, baseline: bool = False) -> dict[str, float]:
-        """Scores of the encoder; as the ``baseline`` without the head, which begins as random numbers."""
+        """Scores of the encoder; the ``baseline`` is the encoder without its head, which begins at random."""
         encoder = self.eval_encoder.without_head() if baseline else self.eval_encoder
         what = EVALUATING
         if baseline or final:
@@ -226,18 +226,18 @@ class TrainingState:
             return self.embed(rows, encoder=encoder, as_scored=True, what=what, crops=crops)
 
         with self.time.on("evaluations"):
-            # Rounding may differ between ranks, so all of them use the first one's scores.
+            # Rounding may differ between ranks, so all use the scores of the first.
             scores = self.protocol.score(part, embed, distance=encoder.distance, final=final)
             return ranks.from_first(lambda: scores)
 
     @property
     def collapse(self) -> Collapse | None:
-        """What the evaluations so far show of a collapse."""
+        """The collapse that the evaluations so far show, if any."""
         part = self.protocol.selection_set()
         return find_collapse(self.history, 1 if part is None else len(part.query), self.recipe)
 
     def is_below_baseline(self, row: Evaluation) -> bool:
-        """Whether an evaluation's score, the one that chooses the epoch, is below that of the untrained backbone."""
+        """Whether an evaluation's selection score is below that of the untrained backbone."""
         first = self.history[0] if self.history and not self.history[0]["step"] else {}
         name = self.protocol.select_by
         return row.get(name, math.nan) < first.get(name, math.nan)
@@ -248,13 +248,13 @@ class TrainingState:
 
 
 class TrainingSet:
-    """The images that train, counted from 0: the numbering that samplers, batches and methods share."""
+    """The training images, numbered from 0 as samplers, batches and methods number them."""
 
     def __init__(self, state: TrainingState) -> None:
         self._state = state
         self._rows = state.protocol.train_rows
         self.selected = SelectedImages(state.data.images, self._rows)
-        """The images by themselves, as another process can have them."""
+        """The images alone, which can be sent to another process."""
 
     def __len__(self) -> int:
         return len(self.selected)
@@ -275,72 +275,71 @@ class TrainingSet:
     ) -> Tensor:
         """Embeddings in evaluation mode, ``[len(rows), dim]`` on the run's device.
 
-        Of evaluation crops, or of crops as in a training batch where ``augmented`` gives the random numbers for every
-        index of ``rows``.
+        Crops are those for evaluation. With ``augmented``, which gives the random generator for an index of ``rows``,
+        they are training crops.
         """
-        state = self._state
-        size, workers, placed = state.eval_batch_size, state.recipe.data.workers, state.on_device
-        if augmented is None and placed is None:
-            return state.embed(self._rows[rows], encoder=encoder, what=what)
+        state, size, transform = self._state, self._state.eval_batch_size, self._state.transform
+        placed = state.on_device
+        if augmented is not None:
 
-        def training_crop(index: int) -> NDArray[np.uint8]:
-            assert augmented is not None
-            return state.transform.train(self[int(rows[index])], augmented(index))
+            def training_crop(index: int) -> NDArray[np.uint8]:
+                return transform.train(self[int(rows[index])], augmented(index))
 
-        def crops(part: range) -> Iterable[Tensor]:
-            if augmented is not None:
-                return crop_batches(training_crop, part, size, workers)
-            assert placed is not None
-            return placed.evaluation_batches(rows[part.start : part.stop], state.transform, batch_size=size)
-
+            crops: Callable[[range], Iterable[Tensor]] | None = partial(
+                crop_batches, training_crop, batch_size=size, workers=state.recipe.data.workers
+            )
+        else:
+            crops = (
+                None
+                if placed is None
+                else lambda part: placed.evaluation_batches(rows[part.start : part.stop], transform, batch_size=size)
+            )
         return state.embed(self._rows[rows], encoder=encoder, what=what, crops=crops)
 
     def pixels(self, rows: NDArray[np.int64]) -> Tensor:
         """Evaluation crops, uint8 ``[len(rows), H, W, 3]`` on the run's device."""
-        if self._state.on_device is not None:
-            return self._state.on_device.evaluation_crops(rows, self._state.transform)
-        size = self._state.transform.size
-        crops = np.empty((len(rows), size, size, 3), dtype=np.uint8)
-        for index, row in enumerate(rows.tolist()):
-            crops[index] = self._state.transform.evaluate(self[row])
-        return torch.from_numpy(crops).to(self._state.device)
+        state = self._state
+        if state.on_device is not None:
+            return state.on_device.evaluation_crops(rows, state.transform)
+        crops = np.stack([state.transform.evaluate(self[row]) for row in rows.tolist()])
+        return torch.from_numpy(crops).to(state.device)
 
 
 class Method:
-    """The hooks of the training loop, each with what plain training does there; a method overrides what it changes.
+    """The hooks of the training loop, each as in plain training; a method overrides those that it changes.
 
-    The loop calls, in this order: :meth:`check` before any work, :meth:`build` and :meth:`sampler` while the run is
+    They are called in this order: :meth:`check` before any work, :meth:`build` and :meth:`sampler` while the run is
     built, :meth:`start` before the very first step, and then for every step :meth:`loss`, :meth:`adjust_gradients`
-    (after backward, before clipping) and :meth:`after_step`. After each evaluation comes :meth:`after_evaluation`. What
-    a method keeps goes through :meth:`state_dict`, so that a resumed run continues where it was.
+    (after backward, before clipping) and :meth:`after_step`. After each evaluation comes :meth:`after_evaluation`. A
+    method's own state goes through :meth:`state_dict`, so that a resumed run continues where it was.
 
     >>> Method().state_dict()
     {}
     """
 
     early_stop_patience: int | None = None
-    """Evaluations without a new best that end the run, where ``training.early_stop_patience`` is not set."""
+    """Evaluations without a new best that end the run, unless ``training.early_stop_patience`` is set."""
     events: Sequence[Event] = ()
-    """What the method did and when; left in the run folder as ``events.json``."""
+    """What the method did and when; written to the run folder as ``events.json``."""
 
     @classmethod
     def check(cls, recipe: Recipe) -> None:
-        """Refuse, with the reason, a recipe that this method cannot follow; here, options that are out of range."""
+        """Refuse a recipe that this method cannot follow; by default, only options that are out of range."""
         try:
             cls(**recipe.method.options)
         except ValueError as error:
             raise RecipeError(f"method.{error}") from error
 
     def build(self, *, num_classes: int, dim: int, objective: nn.Module) -> nn.Module | None:
-        """What the method learns besides encoder and objective; its proxy banks are trained at the proxies' rate."""
+        """The method's own parameters; those in proxy banks are trained at the proxies' rate."""
         return None
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
-        """The batches to train on; ``default`` is what the recipe's ``training.sampler`` says."""
+        """The sampler to train with; ``default`` is that of the recipe's ``training.sampler``."""
         return default
 
     def start(self, state: TrainingState) -> None:
-        """Before the first step of a new run (not when one is resumed)."""
+        """Before the first step of a new run, not of a resumed one."""
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         """The loss of one batch; ``labels`` are on the embeddings' device."""
@@ -361,26 +360,26 @@ class Method:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave."""
+        """Restore what :meth:`state_dict` returned."""
 
 
 class Observer:
-    """Follows a run, as a progress bar does; does nothing unless overridden."""
+    """Follows a run, as a progress bar does; each method does nothing unless overridden."""
 
     def on_start(self, state: TrainingState) -> None:
         """Before the first step of a run, or of the continuation of one."""
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
-        """After a step on so many ``images``."""
+        """After a step on this number of ``images``."""
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
-        """After an evaluation, which is a ``row`` of ``evaluations.csv``."""
+        """After an evaluation, a ``row`` of ``evaluations.csv``."""
 
     def on_test(self, state: TrainingState, scores: Mapping[str, float]) -> None:
-        """After the chosen weights were scored on the test classes, at the end."""
+        """After the final scores on the test classes."""
 
     def close(self, *, failed: bool) -> None:
-        """When the run has ended; ``failed`` also where it was interrupted."""
+        """When the run has ended; ``failed`` is also true where it was interrupted."""
 
     def on_scoring(self, what: str, done: int, total: int) -> None:
-        """While images are embedded to be scored: what is scored, how many are ``done``, and their ``total``."""
+        """While images are embedded: what for, how many are ``done``, and their ``total``."""

@@ -1,4 +1,4 @@
-"""Libraries that show runs next to each other: each name in ``training.track`` is an observer that passes a run on."""
+"""Libraries that compare runs: each name in ``training.track`` is an observer that passes the run on to one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nearkin.training.state import Evaluation, Observer, TrainingState
 
 
 def trackers(recipe: Recipe, folder: Path) -> list[Observer]:
-    """What ``training.track`` names, for the run in ``folder``; of several processes the first alone tracks."""
+    """The trackers of ``training.track``, for the run in ``folder``; only the first of several processes tracks."""
     by_name = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
     names = dict.fromkeys(recipe.training.track) if is_first() else ()
     return [by_name[name](name, folder.resolve()) for name in names]
@@ -27,14 +27,14 @@ def trackers(recipe: Recipe, folder: Path) -> list[Observer]:
 class Tracker(Observer):
     """Passes recipe, losses and scores to a library; subclasses have ``begin``, ``log`` and ``end``.
 
-    A library that fails before the first step ends the run, later on it does not.
+    A library that fails before the first step ends the run; a later failure does not.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
         self.library: Any = require(name, name)
         self.id_file = folder / f"{name}-id.txt"
-        """The library's name of this run, for a resumed run to continue the same."""
+        """Holds the library's id of this run, which a resumed run continues."""
         self.is_open = False
 
     def known_id(self) -> str | None:
@@ -49,7 +49,7 @@ class Tracker(Observer):
         self.is_open = True
 
     def on_step(self, state: TrainingState, loss: float, images: int) -> None:
-        if math.isfinite(loss):  # on a GPU that of the first step is not known yet
+        if math.isfinite(loss):  # on a GPU the first step's is not known yet
             self._call("log", {"loss": loss}, state.step)
 
     def on_evaluation(self, state: TrainingState, row: Evaluation) -> None:
@@ -108,11 +108,11 @@ class WandB(Tracker):
             dir=str(self.folder),
             id=run_id,
             resume="allow",
-            settings=self.library.Settings(console="off"),  # a moving bar is nothing for a log
+            settings=self.library.Settings(console="off"),  # the progress bar does not belong into a log
         )
         write(self.id_file, run_id.encode())
         self.run.config.update(recipe.as_mapping(), allow_val_change=True)
-        # W&B's own step never goes back, but a resumed run begins at its last checkpoint.
+        # W&B's own step never decreases, but a resumed run goes back to its last checkpoint.
         self.run.define_metric("*", step_metric="step")
 
     def log(self, values: Mapping[str, float], step: int) -> None:
@@ -123,7 +123,7 @@ class WandB(Tracker):
 
 
 class MLflow(Tracker):
-    """A run of MLflow, where its environment variables say; otherwise in ``mlflow.db`` next to the run's folder."""
+    """A run of MLflow, in the store of its environment variables, else in ``mlflow.db`` next to the run's folder."""
 
     def begin(self, recipe: Recipe, step: int) -> None:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.folder.parent / 'mlflow.db'}"
@@ -158,7 +158,7 @@ class MLflow(Tracker):
         for name, value in values.items():
             metric = self.library.entities.Metric(name.replace("@", "_at_"), value, now, step)  # @ is not allowed
             self.waiting.append(metric)
-        # A request takes as long as a step on a GPU, and holds a thousand values at most.
+        # A request takes as long as a step on a GPU, and holds at most a thousand values.
         if "loss" not in values or time.monotonic() - self.sent > 5 or len(self.waiting) > 500:
             self._send()
 

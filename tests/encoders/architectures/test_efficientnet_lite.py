@@ -28,7 +28,7 @@ def test_same_padding_gives_the_rounded_up_side(side, kernel, stride):
 def test_same_padding_puts_the_odd_zero_to_the_right_and_bottom(sides, kernel, padding, with_gradient):
     conv = SameConv2d(2, 2, kernel, stride=2, groups=2).double()
     x = torch.randn(1, 2, *sides, dtype=torch.float64)
-    expected = F.conv2d(F.pad(x, padding), conv.weight, stride=2, groups=2)
+    expected = F.conv2d(F.pad(x, padding), conv.weight, conv.bias, stride=2, groups=2)
     with torch.set_grad_enabled(with_gradient):
         torch.testing.assert_close(conv(x), expected)
 

@@ -1,4 +1,4 @@
-"""Benchmarks, one file each. The catalogue is read off the files: adding one is adding a file with ``BENCHMARKS``."""
+"""Benchmarks, one file each. To add one, add a file with ``BENCHMARKS``: the catalogue is built from the files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def benchmarks() -> Mapping[str, Benchmark]:
 
 
 def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: bool = True) -> ImageTable:
-    """Find a benchmark below ``data_root``, the folder with the data sets, and :meth:`~Benchmark.read` it.
+    """Find a benchmark below ``data_root`` and :meth:`~Benchmark.read` it.
 
-    None is enough for a benchmark that the package makes itself.
+    ``data_root`` may be None for a benchmark that the package makes itself.
     """
     known = benchmarks()
     if name not in known:
@@ -44,9 +44,6 @@ def read_benchmark(name: str, data_root: str | Path | None, *, check_counts: boo
     if folder is None:
         root = Path(data_root).expanduser()
         near = suggest_path(root / benchmark.folders[0] if root.exists() else root)
-        looked_for = f"looked for a folder called {', '.join(map(repr, benchmark.folders))}"
-        raise DataError(
-            f"{benchmark.title} was not found below {str(data_root)!r} ({looked_for}){near}\n"
-            f"{benchmark.expected_layout()}"
-        )
+        where = f"{str(data_root)!r} (looked for a folder called {', '.join(map(repr, benchmark.folders))})"
+        raise DataError(f"{benchmark.title} was not found below {where}{near}\n{benchmark.expected_layout()}")
     return benchmark.read(folder, check_counts=check_counts)

@@ -15,18 +15,18 @@ from nearkin.errors import DataError, notice
 
 
 def needs(*files: str | tuple[str, ...]) -> Callable[[Path], list[str]]:
-    """A check for files and folders: which of them are not there. A tuple is satisfied by any of its members."""
+    """A check that lists which files and folders are missing. Of a tuple, one member is enough."""
     groups = [(file,) if isinstance(file, str) else file for file in files]
 
     def missing(root: Path) -> list[str]:
-        lacking = [group for group in groups if not any(os.path.exists(root / file) for file in group)]
+        lacking = [group for group in groups if not any((root / file).exists() for file in group)]
         return [group[0] + (f" (or {', '.join(group[1:])})" if group[1:] else "") for group in lacking]
 
     return missing
 
 
 TOLERANCE = 0.005
-"""Share of a benchmark's images that a copy may lack, as a common mirror of Cars196 does; it is counted and said."""
+"""Share of a benchmark's images that a copy may lack, as a common mirror of Cars196 does; a notice says how many."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Benchmark:
     """A published data set in its published layout.
 
     ``counts`` gives ``(images, classes)`` for every split. ``folders`` are the names under which people keep it,
-    ``inner_folders`` those that unpacking adds below. ``missing`` says which key files a folder lacks. A benchmark
-    without ``folders`` is made by the package itself and needs no files; its reader is called with an empty path.
-    ``archives`` are the files to bring, in words, and ``parts`` the names at their top by which they are recognised,
-    besides ``folders``. An archive with a public ``address`` is downloaded if it has the checksum ``md5``.
+    ``inner_folders`` those of subfolders that unpacking adds. ``missing`` lists the key files that a folder lacks. A
+    benchmark without ``folders`` needs no files: the package makes it, and its reader is called with an empty path.
+    ``archives`` describes the files to bring; they are recognised by ``folders`` and ``parts``, names at their top. An
+    archive with a public ``address`` can be downloaded, and must then have the checksum ``md5``.
 
     >>> def read_toy(root):
     ...     return ImageTable.build("toy", [root / "a.jpg", root / "b.jpg"], ["a", "b"], splits=["train", "test"])
@@ -66,7 +66,7 @@ class Benchmark:
         return not self.folders
 
     def read(self, root: str | Path, *, check_counts: bool = True) -> ImageTable:
-        """The table of the benchmark in ``root``, with ``check_counts`` as many images and classes as published."""
+        """The table of the benchmark in ``root``; ``check_counts`` compares images and classes with the published."""
         root = Path(root).expanduser()
         try:
             if problem := self.problem(root):
@@ -75,12 +75,10 @@ class Benchmark:
             published = self.counts if check_counts else {}
             for split, (images, classes) in published.items():
                 labels = table.labels[table.splits == split]
-                there, lacking = len(np.unique(labels)), images - len(labels)
-                if there != classes or not 0 <= lacking <= TOLERANCE * images:
-                    raise DataError(
-                        f"{split} has {len(labels):,} images of {there:,} classes, published are {images:,} of "
-                        f"{classes:,}"
-                    )
+                present, lacking = len(np.unique(labels)), images - len(labels)
+                if present != classes or not 0 <= lacking <= TOLERANCE * images:
+                    found = f"{split} has {len(labels):,} images of {present:,} classes"
+                    raise DataError(f"{found}, published are {images:,} of {classes:,}")
                 if lacking:
                     notice(f"{self.title}: {lacking} of the {images:,} published {split} images are missing")
         except DataError as error:
@@ -88,7 +86,7 @@ class Benchmark:
         return table
 
     def find(self, data_root: str | Path) -> Path | None:
-        """The folder of this name below ``data_root``, or that folder itself; if possible one with all key files."""
+        """The benchmark's folder below ``data_root``, or ``data_root`` itself; if possible one with all key files."""
         root = Path(data_root).expanduser()
         names = list(dict.fromkeys(folder.casefold() for folder in self.folders))
         top = [root] if root.is_dir() and root.resolve().name.casefold() in names else []
@@ -97,18 +95,18 @@ class Benchmark:
         return min([*top, *inner], key=lambda folder: bool(self.missing(folder)), default=None)
 
     def problem(self, folder: Path) -> str | None:
-        """Which of the key files ``folder`` lacks, in words."""
+        """A clause that names the key files missing in ``folder``."""
         lacking = self.missing(folder)
         return f"there is no {', no '.join(lacking)}" if lacking else None
 
     def expected_layout(self) -> str:
-        """The layout that is read, where the files are published and how to get them, for messages."""
+        """For messages: the layout, where the files are published and how to get them."""
         text = f"Expected layout:\n{textwrap.indent(self.layout.strip(), '  ')}\nPublished at {self.home}"
         return f"{text}\nTo get it: {self.how_to_get}" if self.how_to_get else text
 
     @property
     def how_to_get(self) -> str:
-        """What to do on a machine that lacks it; empty where the package cannot help."""
+        """How to bring it to this machine; empty where the package cannot help."""
         by_hand = f"bring {self.archives} and: nearkin datasets --unpack FILE" if self.archives else ""
         return f"nearkin datasets --download {self.name}, or {by_hand}" if self.address else by_hand
 
@@ -124,9 +122,9 @@ def _subfolders(folder: Path, names: list[str]) -> list[Path]:
 
 
 def read_rows(path: Path, columns: Sequence[str], *, header: int = 0) -> list[list[str]]:
-    """The fields of every line that is not blank, of which only the last may contain spaces.
+    """The fields of every line that is not blank; only the last field may contain spaces.
 
-    With ``header`` the line of that number must name the columns, and the rows are the lines below it.
+    With ``header``, that line (counted from 1) must name the columns, and rows begin below it.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")

@@ -1,7 +1,7 @@
 """Cars196 (Stanford Cars): photographs of 196 models of cars, of which the first 98 train.
 
-With annotations, the classes have their published numbers, and the images the order of ``cars_annos.mat``, or that of
-the annotations of ``cars_train`` followed by those of ``cars_test``. Without, both go by the names of the folders.
+With annotations, classes have their published numbers, and images the order of ``cars_annos.mat``, or of ``cars_train``
+followed by ``cars_test``. Without annotations, both are in the order of the names of folders and files.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANNOTATIONS = "cars_annos.mat"
 CLASSES = "cars_meta.mat"
 HALVES = {"cars_train": "cars_train_annos.mat", "cars_test": "cars_test_annos_withlabels.mat"}
 WITHOUT_CLASSES = "cars_test_annos.mat"
-"""The devkit has this for the test half, as published without classes; some mirrors have put them in."""
+"""The devkit's annotations of the test half, published without classes; some mirrors have added them."""
 DEVKITS = ("devkit", "", "car_devkit/devkit")
 TRAINING_CLASSES = 98
 
@@ -31,13 +31,11 @@ TRAINING_CLASSES = 98
 def _read(root: Path) -> ImageTable:
     halves = HALVES if _in_halves(root) else {"": ANNOTATIONS}
     if not _in_halves(root) and not (root / ANNOTATIONS).is_file():
-        # Class folders at the top, or below ``train`` and ``test``, which divide the images of each class. The alphabet
-        # puts the same 98 classes first as the published numbering by make: up to the Eagle, before the Ferraris.
+        # Class folders at the top, or in ``train`` and ``test``, which divide the images of each class. The first 98 in
+        # the alphabet are also the first 98 of the published numbering.
         table = read_folder(root, class_folders="top", warn=False)
         return replace(table, name="cars", splits=np.where(table.labels < TRAINING_CLASSES, "train", "test"))
-    names = [
-        str(name) for name in np.atleast_1d(_load(root, "class_names", CLASSES if "" not in halves else ANNOTATIONS))
-    ]
+    names = np.atleast_1d(_load(root, "class_names", ANNOTATIONS if "" in halves else CLASSES)).tolist()
     rows = []
     for half, file in halves.items():
         folder = f"{half}/{half}" if half and (root / half / half).is_dir() else half  # as a mirror nests it
@@ -47,8 +45,8 @@ def _read(root: Path) -> ImageTable:
     if not all(1 <= label <= len(names) for _, _, label in rows):
         raise DataError(f"{listed_in} has classes other than 1 to {len(names)}, the ones with a name")
     folders = {posixpath.dirname(file) for _, file, _ in rows}
-    there = {f"{folder}/{name}" for folder in folders if (root / folder).is_dir() for name in os.listdir(root / folder)}
-    present = [row for row in rows if row[1] in there]
+    files = {f"{folder}/{name}" for folder in folders if (root / folder).is_dir() for name in os.listdir(root / folder)}
+    present = [row for row in rows if row[1] in files]
     if len(rows) - len(present) <= TOLERANCE * len(rows):  # which Benchmark.read counts
         rows = present
     return ImageTable.build(
@@ -62,7 +60,7 @@ def _read(root: Path) -> ImageTable:
 
 
 def _load(root: Path, variable: str, *files: str) -> Any:
-    """A variable of the first of the files that is there."""
+    """A variable of the first of the ``files`` that exists."""
     from scipy.io import loadmat
 
     path = next((path for file in files if (path := _in_devkit(root, file))), root / files[0])

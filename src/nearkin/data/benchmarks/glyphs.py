@@ -45,8 +45,8 @@ SMALLEST_EM_SHARE = 0.3
 
 CATEGORIES = frozenset({"Lu", "Ll", "Lt", "Lo", "Nd", "Nl", "No", "Sm", "Sc", "So", "Po", "Ps", "Pe"})
 
-# Pieces of larger drawings, told apart by where they stand in their cell, which the distortions change: parts of tall
-# brackets, lines and blocks for boxes, Braille dots.
+# Pieces of larger drawings (tall brackets, boxes, Braille dots): they differ by their position in the cell, which the
+# distortions change.
 PIECES = (range(0x239B, 0x23B4), range(0x2500, 0x25A0), range(0x2800, 0x2900))
 
 CLOSE_POLYGON = 79
@@ -67,7 +67,7 @@ class GlyphClass:
 def read_glyphs(cache_dir: Path | None = None) -> ImageTable:
     """The whole benchmark: uint8 images ``[N, 48, 48]``, drawn once and kept in ``cache_dir``.
 
-    The columns are ``face`` and ``character``, the one that was drawn: a class of look-alikes is named by the first.
+    The columns are ``face`` and ``character``, the one drawn; a class of look-alikes is named after its first.
     """
     made_by = {package: importlib.metadata.version(package) for package in ("matplotlib", "numpy", "pillow")}
     made_by["freetype"] = str(features.version("freetype2"))
@@ -84,9 +84,9 @@ def read_glyphs(cache_dir: Path | None = None) -> ImageTable:
 def draw_glyphs(
     classes: Sequence[GlyphClass], *, size: int = SIZE, seed: int = SEED, strength: float = 1.0
 ) -> ImageTable:
-    """Draw the given classes, of which the first half becomes the train split; ``strength`` 0 gives clean glyphs.
+    """Draw the given classes; the first half becomes the train split. ``strength`` 0 gives clean glyphs.
 
-    An image depends on the seed, its class and its face alone.
+    An image depends only on the seed, its class and its face.
 
     >>> table = draw_glyphs([GlyphClass(0x41, {"DejaVuSans": 0x41}), GlyphClass(0x42, {"STIXGeneral": 0x42})])
     >>> table.images.shape, table.ids, table.splits.tolist()
@@ -117,8 +117,8 @@ def draw_glyphs(
 def glyph_classes() -> list[GlyphClass]:
     """Every class, by code point.
 
-    Characters with the same outline in any face are one class, wherever on the line they stand, since the distortions
-    move them anyway. Bitmaps are not compared, as they differ between versions of FreeType.
+    Characters with the same outline in any face are one class, whatever their position on the line, since distortions
+    move them anyway. Outlines are compared, not bitmaps, which differ between versions of FreeType.
     """
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
@@ -141,8 +141,8 @@ def glyph_classes() -> list[GlyphClass]:
 
 
 def _outlines(face: str) -> Iterator[tuple[int, bytes]]:
-    """The characters of a face that can be told apart once distorted, each with its outline moved to the origin."""
-    # Imported here, as a table that comes from the cache needs no matplotlib.
+    """The characters of a face that remain distinct once distorted, each with its outline moved to the origin."""
+    # Imported here because a table from the cache needs no matplotlib.
     ft2font = importlib.import_module("matplotlib.ft2font")
     if hasattr(ft2font, "LoadFlags"):
         in_font_units = ft2font.LoadFlags.NO_SCALE | ft2font.LoadFlags.IGNORE_TRANSFORM
@@ -189,7 +189,7 @@ def _ink(font: ImageFont.FreeTypeFont, character: str) -> Image.Image:
 
 
 def _load(path: Path) -> ImageTable | None:
-    """The table stored at ``path``; None when there is none, or none that can be read."""
+    """The table stored at ``path``, or None where there is none that can be read."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             arrays = dict(stored)
@@ -212,7 +212,7 @@ def _save(table: ImageTable, path: Path) -> None:
         warnings.warn(f"Glyphs could not be kept in {path.parent} and will be drawn again: {error}", stacklevel=3)
 
 
-# The most that happens at strength 1. Lengths are shares of the image's side; the stroke's is a share of the em.
+# The maximum of each distortion at strength 1. Lengths are shares of the image's side; the stroke's is one of the em.
 ROTATION = math.radians(10)
 SHEAR = 0.1
 LOG_STRETCH = 0.1
@@ -265,7 +265,7 @@ def distort(glyph: Image.Image, *, size: int, strength: float, rng: np.random.Ge
 
 
 def _thicken(glyph: Image.Image, *, radius: float, amount: float) -> Image.Image:
-    """The glyph, in a margin, under its own blur raised to full contrast: ``amount`` 0 leaves it alone, 1 adds most.
+    """Thicken strokes by the glyph's own blur at full contrast; ``amount`` 0 only adds a margin, 1 thickens most.
 
     Strokes never become thinner, as the finest of the light faces would vanish.
     """

@@ -29,7 +29,7 @@ def _read(root: Path) -> ImageTable:
 
 
 def _image_folder(root: Path, names: list[str]) -> Path:
-    """The folder with the images, recognised by what it holds: where case does not matter, ``img`` is also ``Img``."""
+    """The folder with the images, recognised by what it holds: some file systems take ``img`` and ``Img`` for one."""
     wanted = names[0].partition("/")[0] if names else ""
     for folder in IMAGE_FOLDERS:
         if (root / folder / wanted).is_dir():

@@ -25,7 +25,7 @@ DIMENSIONS = {"images": 3, "labels": 1}
 
 
 def read_idx(path: Path, *, dimensions: int) -> NDArray[np.uint8]:
-    """The array of bytes in an idx file, compressed or not, which must have so many dimensions."""
+    """The array of bytes in an idx file, compressed or not, which must have this number of dimensions."""
     magic = bytes([0, 0, 8, dimensions])
     try:
         content = path.read_bytes()
@@ -58,8 +58,8 @@ def _read(root: Path, *, name: str, class_names: tuple[str, ...]) -> ImageTable:
         pixels = read_idx(pixels_file, dimensions=DIMENSIONS["images"])
         numbers = read_idx(labels_file, dimensions=DIMENSIONS["labels"])
         if len(pixels) != len(numbers):
-            there = f"{len(pixels):,} images, but {labels_file.name} has {len(numbers):,} labels"
-            raise DataError(f"{pixels_file.name} has {there}")
+            labels_found = f"{labels_file.name} has {len(numbers):,} labels"
+            raise DataError(f"{pixels_file.name} has {len(pixels):,} images, but {labels_found}")
         images.append(pixels)
         labels.append(numbers)
         splits += [split] * len(pixels)

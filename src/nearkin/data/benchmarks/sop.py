@@ -13,19 +13,13 @@ COLUMNS = ("image_id", "class_id", "super_class_id", "path")
 
 
 def _read(root: Path) -> ImageTable:
-    names: list[str] = []
-    labels: list[str] = []
-    splits: list[str] = []
-    for split, file in LISTS.items():
-        for _, label, _, name in read_rows(root / file, COLUMNS, header=1):
-            labels.append(label)
-            names.append(name)
-            splits.append(split)
+    rows = [(split, *row) for split, file in LISTS.items() for row in read_rows(root / file, COLUMNS, header=1)]
+    names = [name for *_, name in rows]
     return ImageTable.build(
         "sop",
         existing_images(root, names, listed_in=" and ".join(LISTS.values())),
-        labels,
-        splits=splits,
+        [label for _, _, label, *_ in rows],
+        splits=[split for split, *_ in rows],
         ids=names,
         columns={"category": [name.partition("/")[0].removesuffix("_final") for name in names]},
     )

@@ -1,18 +1,17 @@
-"""Backbones, one architecture per file. The catalogue is read off the files: adding one is adding a file.
+"""Backbones, one architecture per file. The catalogue is made from the files: adding one is adding a file.
 
-A file brings ``BACKBONES``, a mapping from names to builders with keyword-only options, or ``FAMILIES``, a mapping
-from a prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also takes what follows the colon. A builder
-may have the attributes ``weights``, pretrained ones that ``encoder.weights`` can name, and ``licence``, theirs.
+A file has ``BACKBONES``, a mapping from names to builders with keyword-only options, or ``FAMILIES``, a mapping from a
+prefix (``hf`` in ``hf:facebook/dinov2-small``) to a builder that also takes the text after the colon. A builder may
+have the attributes ``weights``, the value of ``encoder.weights`` for pretrained ones, and ``licence``, theirs.
 """
 
 from __future__ import annotations
 
 import csv
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 
-from nearkin.catalogue import modules_of
+from nearkin.catalogue import keyword_options, modules_of
 from nearkin.encoders.backbone import Backbone
 from nearkin.encoders.preprocessing import as_preprocessing
 from nearkin.errors import RecipeError, did_you_mean
@@ -37,7 +36,7 @@ def backbones() -> dict[str, Builder]:
 
 
 def families() -> dict[str, Builder]:
-    """Prefixes that bring in other libraries' models, ``hf:<model>`` and ``timm:<model>``.
+    """Builders for other libraries' models by their prefixes, ``hf:<model>`` and ``timm:<model>``.
 
     >>> sorted(families())
     ['hf', 'timm']
@@ -50,31 +49,30 @@ def build_backbone(
 ) -> Backbone:
     """A backbone by name, freshly initialised.
 
-    ``options`` are the builder's own, and for every backbone ``preprocessing``: weights of other origin may have been
-    trained with another one. ``last_stride`` is that of :meth:`~nearkin.encoders.backbone.Backbone.set_last_stride`.
+    ``options`` are the builder's own and ``preprocessing``, since weights from elsewhere may have been trained with
+    another one. For ``last_stride`` see :meth:`~nearkin.encoders.backbone.Backbone.set_last_stride`.
 
     >>> build_backbone("resnet50", {"stride_in_1x1": True}).out_channels
     2048
     """
     prefix, colon, model = name.partition(":")
     if colon and prefix in families():
-        builder = functools.partial(families()[prefix], model)
         if not model:
             raise RecipeError(f"backbone {name!r} needs a model's name after the colon, as in {prefix}:<model>")
+        builder: Builder = functools.partial(families()[prefix], model)
     elif name in backbones():
-        builder = functools.partial(backbones()[name])
+        builder = backbones()[name]
     else:
         valid = [*backbones(), *(f"{family}:<model>" for family in families())]
         raise RecipeError(f"unknown backbone {name!r}; {did_you_mean(name, valid)}")
     values = dict(options or {})
     preprocessing = values.pop("preprocessing", None)
-    parameters = inspect.signature(builder, eval_str=True).parameters.values()
-    types = {parameter.name: parameter.annotation for parameter in parameters}
+    known = keyword_options(builder)
     for option, value in values.items():
-        if option not in types:
-            suggestion = did_you_mean(option, [*types, "preprocessing"])
+        if option not in known:
+            suggestion = did_you_mean(option, [*known, "preprocessing"])
             raise RecipeError(f"backbone {name!r} has no option {option!r}; {suggestion}")
-        values[option] = coerce(value, types[option], f"encoder.options.{option}")
+        values[option] = coerce(value, known[option].annotation, f"encoder.options.{option}")
     backbone = builder(**values)
     if preprocessing is not None:
         backbone.preprocessing = as_preprocessing(preprocessing)
@@ -84,7 +82,7 @@ def build_backbone(
 
 
 def default_weights(name: str) -> str | None:
-    """The pretrained weights that a backbone is known to work with, as ``encoder.weights`` names them.
+    """The value of ``encoder.weights`` for a backbone's pretrained weights, or None.
 
     >>> default_weights("vit_tiny"), default_weights("resnet50")
     ('hub:timm/vit_tiny_patch16_224.augreg_in21k_ft_in1k', None)
@@ -93,7 +91,7 @@ def default_weights(name: str) -> str | None:
 
 
 def measured() -> dict[str, dict[str, str]]:
-    """What was measured of each backbone, by its name; of each one the same, in words, perhaps nothing.
+    """The measurements of every backbone in ``backbones.csv``, as text; an empty text is not measured.
 
     >>> measured()["vit_tiny"]["million parameters"]
     '5.5'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,14 +24,11 @@ VARIANTS = {  # channels and blocks of the seven stages, and the side of the ima
     "lite2": ((16, 24, 48, 88, 120, 208, 352), (1, 3, 3, 4, 4, 5, 1), 260),
 }
 KERNELS, STRIDES, EXPANSIONS = (3, 3, 5, 3, 5, 5, 3), (1, 2, 2, 2, 1, 2, 1), (1, 6, 6, 6, 6, 6, 6)
-
-
-def _batch_norm(width: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(width, eps=1e-3)
+EPS = 1e-3  # of batch-norm
 
 
 class _Relu6(torch.autograd.Function):
-    """ReLU6 in place with the gradient from its result, where torch's own keeps a copy of its input for that."""
+    """ReLU6 in place. Its gradient comes from the result, while torch's own keeps a copy of the input."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -47,32 +45,32 @@ class _Relu6(torch.autograd.Function):
 
 
 def relu6(x: Tensor) -> Tensor:
-    """``clamp(x, 0, 6)`` in the memory of ``x``, which must not be a leaf: the next layer keeps it anyway."""
+    """``clamp(x, 0, 6)`` in the memory of ``x``, which must not be a leaf."""
     return _Relu6.apply(x) if x.requires_grad else F.relu6(x, inplace=True)  # type: ignore[no-untyped-call]
 
 
 Sides = tuple[int, ...]
-"""Zeros before and after; or steps by rows and columns."""
+"""Zeros before and after, or strides along rows and columns."""
 
 WINDOW = 3
-"""Columns of a kernel whose weight gradient oneDNN has a depthwise kernel for; a wider one takes ten times as long."""
+"""The widest kernel for whose weight gradient oneDNN has a depthwise path; a wider one takes ten times as long."""
 
 
 def padded_convolution(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sides, rows: Sides, columns: Sides, groups: int
 ) -> Tensor:
-    """Convolution of ``x`` with as many zeros before and after its rows and columns, at most one more after.
+    """Convolution of ``x`` with zeros before and after its rows and columns, equally many or one more after.
 
-    The odd zero goes before the kernel instead of after the image, which does the same without a copy of the image.
+    The odd zero goes before the kernel instead of after the image: the same result without a copy of the image.
     """
     weight = F.pad(weight, (columns[1] - columns[0], 0, rows[1] - rows[0], 0))
     return F.conv2d(x, weight, bias, stride, (rows[1], columns[1]), groups=groups)
 
 
 class DepthwiseConvolution(torch.autograd.Function):
-    """:func:`padded_convolution` with a kernel for every channel, for a CPU.
+    """:func:`padded_convolution` with one kernel per channel, for a CPU.
 
-    Its backward pass takes oneDNN's fast path, and no padded feature map is kept.
+    The backward pass takes oneDNN's fast path, and no padded feature map is kept for it.
     """
 
     @staticmethod
@@ -89,29 +87,30 @@ class DepthwiseConvolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         stride, rows, columns = ctx.geometry
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        into_x = into_weight = into_bias = None
+        x_gradient = weight_gradient = bias_gradient = None
         if needs_x:
             wide = F.pad(weight, (columns[1] - columns[0], 0, rows[1] - rows[0], 0))
-            into_x = _convolution_backward(gradient, x, wide, stride, (rows[1], columns[1]), (True, False, False))[0]
+            padding = rows[1], columns[1]
+            x_gradient, _, _ = _convolution_backward(gradient, x, wide, stride, padding, (True, False, False))
         if needs_weight or needs_bias:
-            into_weight, into_bias = _into_kernels(gradient, x, weight, stride, rows, columns)
-        return into_x, into_weight, into_bias if needs_bias else None, None, None, None
+            weight_gradient, bias_gradient = _kernel_gradients(gradient, x, weight, stride, rows, columns)
+        return x_gradient, weight_gradient, bias_gradient if needs_bias else None, None, None, None
 
 
-def _into_kernels(
+def _kernel_gradients(
     gradient: Tensor, x: Tensor, weight: Tensor, stride: Sides, rows: Sides, columns: Sides
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of kernels and biases, a window of columns at a time: each sees the image shifted to its first one."""
+    """Gradients of kernels and biases, a window of the kernels' columns at a time, with the image shifted to match."""
     width = weight.shape[-1]
     window = min(WINDOW, width)
     around, padding = ((0, 0), (rows[0], 0)) if rows[0] == rows[1] else (rows, (0, 0))
-    into_weight = torch.empty_like(weight)
+    weight_gradient = torch.empty_like(weight)
     for start in {*range(0, width - window, window), width - window}:
-        seen = F.pad(x, (columns[0] - start, columns[1] - (width - window - start), *around))
+        shifted = F.pad(x, (columns[0] - start, columns[1] - (width - window - start), *around))
         kernel = weight[..., start : start + window].contiguous()
-        _, part, into_bias = _convolution_backward(gradient, seen, kernel, stride, padding, (False, True, True))
-        into_weight[..., start : start + window] = part
-    return into_weight, into_bias
+        _, part, bias_gradient = _convolution_backward(gradient, shifted, kernel, stride, padding, (False, True, True))
+        weight_gradient[..., start : start + window] = part
+    return weight_gradient, bias_gradient
 
 
 def _convolution_backward(
@@ -124,9 +123,6 @@ def _convolution_backward(
 
 class SameConv2d(nn.Conv2d):
     """A convolution with TensorFlow's SAME padding: with stride 2 on an even side the odd zero goes right and below."""
-
-    def __init__(self, inputs: int, outputs: int, kernel: int, *, stride: int = 1, groups: int = 1) -> None:
-        super().__init__(inputs, outputs, kernel, stride=stride, groups=groups, bias=False)
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         rows, columns = self._padding_of(x.shape[-2], 0), self._padding_of(x.shape[-1], 1)
@@ -149,7 +145,7 @@ class SameConv2d(nn.Conv2d):
 
 
 class InvertedResidual(nn.Module):
-    """Expand by 1×1, convolve each channel, project by 1×1; attributes are named as in the weight file."""
+    """Expansion by 1×1, a convolution per channel, projection by 1×1; attributes are named as in the weight file."""
 
     def __init__(self, inputs: int, outputs: int, *, kernel: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -157,12 +153,12 @@ class InvertedResidual(nn.Module):
         self.expands = expansion != 1
         self.has_shortcut = stride == 1 and inputs == outputs
         if self.expands:
-            self._expand_conv = SameConv2d(inputs, width, 1)
-            self._bn0 = _batch_norm(width)
-        self._depthwise_conv = SameConv2d(width, width, kernel, stride=stride, groups=width)
-        self._bn1 = _batch_norm(width)
-        self._project_conv = SameConv2d(width, outputs, 1)
-        self._bn2 = _batch_norm(outputs)
+            self._expand_conv = SameConv2d(inputs, width, 1, bias=False)
+            self._bn0 = nn.BatchNorm2d(width, EPS)
+        self._depthwise_conv = SameConv2d(width, width, kernel, stride=stride, groups=width, bias=False)
+        self._bn1 = nn.BatchNorm2d(width, EPS)
+        self._project_conv = SameConv2d(width, outputs, 1, bias=False)
+        self._bn2 = nn.BatchNorm2d(outputs, EPS)
 
     def forward(self, x: Tensor) -> Tensor:
         branch = relu6(conv_bn(x, self._expand_conv, self._bn0)) if self.expands else x
@@ -174,8 +170,8 @@ class InvertedResidual(nn.Module):
 class EfficientNetLite(Backbone):
     """EfficientNet-Lite (Tan & Le, ICML 2019, without squeeze-and-excitation and with ReLU6), 1280 channels.
 
-    No drop-connect and no dropout. The running statistics follow torch's momentum of 0.1 rather than the 0.01 of the
-    long ImageNet training, which a short fine-tuning would never leave.
+    It has no drop-connect and no dropout. Batch-norm has torch's momentum of 0.1: with the 0.01 of the long ImageNet
+    training, the running statistics would hardly move in a short fine-tuning.
     """
 
     folds_batch_norm = True
@@ -185,8 +181,8 @@ class EfficientNetLite(Backbone):
         super().__init__(out_channels=1280, input_size=input_size, preprocessing=LITE)
         self.name = name
         self.last_stage = (f"_blocks.{sum(depths[:5])}",)
-        self._conv_stem = SameConv2d(3, 32, 3, stride=2)
-        self._bn0 = _batch_norm(32)
+        self._conv_stem = SameConv2d(3, 32, 3, stride=2, bias=False)
+        self._bn0 = nn.BatchNorm2d(32, EPS)
         self._blocks = nn.ModuleList()
         channels = 32
         for outputs, depth, kernel, stride, expansion in zip(widths, depths, KERNELS, STRIDES, EXPANSIONS, strict=True):
@@ -194,8 +190,8 @@ class EfficientNetLite(Backbone):
                 block = InvertedResidual(channels, outputs, kernel=kernel, stride=step, expansion=expansion)
                 self._blocks.append(block)
                 channels = outputs
-        self._conv_head = SameConv2d(channels, 1280, 1)
-        self._bn1 = _batch_norm(1280)
+        self._conv_head = SameConv2d(channels, 1280, 1, bias=False)
+        self._bn1 = nn.BatchNorm2d(1280, EPS)
         initialise_convolutions(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -211,9 +207,7 @@ class EfficientNetLite(Backbone):
 
 
 def _preset(name: str, what: str) -> Callable[[], EfficientNetLite]:
-    def build() -> EfficientNetLite:
-        return EfficientNetLite(name)
-
+    build = functools.partial(EfficientNetLite, name)
     build.__doc__ = what
     build.weights, build.licence = "imagenet", "Apache-2.0"  # type: ignore[attr-defined]
     return build

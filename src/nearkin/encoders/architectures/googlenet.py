@@ -33,8 +33,7 @@ class ConvBlock(nn.Module):
 
 
 class Inception(nn.Module):
-    """Four parallel branches. The third is a 3×3 convolution, not the paper's 5×5: torchvision's weights were
-    trained that way."""
+    """Four parallel branches. The third is a 3×3 convolution as in torchvision's weights, not the paper's 5×5."""
 
     def __init__(self, inputs: int, widths: tuple[int, int, int, int, int, int]) -> None:
         super().__init__()
@@ -53,8 +52,7 @@ class Inception(nn.Module):
 class GoogLeNet(Backbone):
     """GoogLeNet with batch-norm (Szegedy et al., CVPR 2015), 1024 channels, without classifier and auxiliary heads.
 
-    torchvision's weights expect pixels in −1 … 1: its own model converts from the ImageNet mean and standard
-    deviation to that on the way in.
+    torchvision's weights expect pixels in −1 … 1, to which its own model converts ImageNet-normalised ones.
     """
 
     folds_batch_norm = True

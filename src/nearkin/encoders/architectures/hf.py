@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +13,14 @@ from torch import Tensor, nn
 
 from nearkin.encoders.backbone import Backbone, explain_size_error
 from nearkin.encoders.preprocessing import IMAGENET, Preprocessing
-from nearkin.errors import DataError, require
+from nearkin.errors import DataError, notice, require
 
 
 class HuggingFaceBackbone(Backbone):
     """Any vision model of transformers: its feature map, or one vector when it works on tokens.
 
-    Of tokens, the class token where there is one, else the model's own pooling, else their mean. Position embeddings
-    are interpolated for images of another size than the model's, where it can do that.
+    That vector is the class token if there is one, else the model's own pooling, else the mean of the tokens. For
+    images of another size, position embeddings are interpolated if the model supports it.
     """
 
     def __init__(self, model: nn.Module, *, input_size: int, preprocessing: Preprocessing) -> None:
@@ -29,12 +28,10 @@ class HuggingFaceBackbone(Backbone):
         self.model = model
         interpolates = "interpolate_pos_encoding" in inspect.signature(model.forward).parameters
         self._for_other_sizes = {"interpolate_pos_encoding": True} if interpolates else {}
-        # Configurations have no common name for it, so a blank image tells.
-        was_training = model.training
+        # Configurations have no common name for the number of channels, so a blank image shows it.
         model.eval()
         with torch.no_grad():
             self.out_channels = self(torch.zeros(1, 3, input_size, input_size)).shape[1]
-        model.train(was_training)
 
     def forward(self, images: Tensor) -> Tensor:
         usual = images.shape[-2:] == (self.input_size, self.input_size)
@@ -63,7 +60,7 @@ def build_hf(model: str, *, pretrained: bool = True) -> HuggingFaceBackbone:
             f"cannot load backbone 'hf:{model}' ({reason}); give a model that the hub has and that can be reached "
             "from here, or a local folder written by save_pretrained"
         ) from error
-    # Models of image and text, like CLIP, keep their half for images under this name. Some are in half precision.
+    # Models of images and text, like CLIP, have their image encoder under this name. Some are in half precision.
     network = getattr(network, "vision_model", network).float()
     settings = _processor_settings(model)
     return HuggingFaceBackbone(
@@ -72,7 +69,7 @@ def build_hf(model: str, *, pretrained: bool = True) -> HuggingFaceBackbone:
 
 
 def _processor_settings(model: str) -> Mapping[str, Any]:
-    """What the model's image processor would do, read rather than run: running it needs torchvision."""
+    """The settings of the model's image processor, read from its file because running it needs torchvision."""
     cached_file = require("transformers.utils", "hf").cached_file
     for file_name in ("preprocessor_config.json", "processor_config.json"):
         try:
@@ -88,10 +85,7 @@ def _processor_settings(model: str) -> Mapping[str, Any]:
 
 def _preprocessing(settings: Mapping[str, Any], model: str) -> Preprocessing:
     if not settings:
-        message = (
-            f"'hf:{model}' says nothing about its preprocessing; taking ImageNet's (or set option 'preprocessing')"
-        )
-        warnings.warn(message, stacklevel=3)
+        notice(f"'hf:{model}' says nothing about its preprocessing; taking ImageNet's (or set option 'preprocessing')")
         return IMAGENET
     normalises = settings.get("do_normalize", True)
     mean = settings.get("image_mean", IMAGENET.mean) if normalises else (0.0, 0.0, 0.0)

@@ -13,6 +13,16 @@ MEAN_PIXEL = Preprocessing(mean=(0.48502, 0.45796, 0.40760), std=(1.0, 1.0, 1.0)
 """RGB in 0 … 1 minus the mean pixel: what the weights for ``resnet50_v1`` were trained with."""
 
 
+class Projection(nn.Sequential):
+    """The shortcut of a block that changes the number of channels or the size of the map."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int, eps: float) -> None:
+        super().__init__(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs, eps=eps))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return conv_bn(x, *self)
+
+
 class BasicBlock(nn.Module):
     expansion = 1
 
@@ -22,7 +32,7 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(width, eps=eps)
         self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width, eps=eps)
-        self.downsample = _projection(inputs, width, stride, eps)
+        self.downsample = Projection(inputs, width, stride, eps) if stride > 1 or inputs != width else None
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -43,7 +53,7 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width, eps=eps)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs, eps=eps)
-        self.downsample = _projection(inputs, outputs, stride, eps)
+        self.downsample = Projection(inputs, outputs, stride, eps) if stride > 1 or inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -52,27 +62,14 @@ class Bottleneck(nn.Module):
         return conv_bn_relu(x, self.conv3, self.bn3, shortcut)
 
 
-class Projection(nn.Sequential):
-    """The shortcut of a block that changes the number of channels or the size of the map."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return conv_bn(x, *self)
-
-
-def _projection(inputs: int, outputs: int, stride: int, eps: float) -> Projection | None:
-    if stride == 1 and inputs == outputs:
-        return None
-    return Projection(nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False), nn.BatchNorm2d(outputs, eps=eps))
-
-
 class ResNet(Backbone):
     """Residual network (He et al., CVPR 2016) without its classifier.
 
     Args:
         block: the residual block.
         depths: blocks in each of the four stages.
-        stride_in_1x1: put the stride of a bottleneck on its first 1×1 convolution, as the paper and Caffe do, instead
-            of on its 3×3, as torchvision does. Weights trained with one load into the other, and lose accuracy.
+        stride_in_1x1: put the stride of a bottleneck on its first 1×1 convolution, like the paper and Caffe, instead of
+            on its 3×3, like torchvision. Weights trained with one load into the other, but lose accuracy.
         batch_norm_eps: what batch-norm adds to the variance; 1e-3 in weights that come from Keras.
         preprocessing: what the weights were trained with.
     """

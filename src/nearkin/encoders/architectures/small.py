@@ -11,7 +11,7 @@ from nearkin.encoders.preprocessing import HALF
 class Small(Backbone):
     """A 5×5 convolution that halves the map, two 3×3 ones each followed by max pooling, and a last 3×3.
 
-    Max pooling rather than strides makes so small a network forgive shifts.
+    Max pooling instead of strides makes so small a network tolerant of shifts.
 
     Args:
         width: channels of the first stage; the others have twice and four times as many.

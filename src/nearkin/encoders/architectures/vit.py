@@ -42,10 +42,10 @@ class _FastLinear(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         rows = gradient.flatten(0, -2)
-        for_x = fast_linear(gradient, weight.T) if ctx.needs_input_grad[0] else None
+        x_gradient = fast_linear(gradient, weight.T) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
-            return for_x, None, None
-        return for_x, fast_linear(rows.T, x.flatten(0, -2).T), rows.sum(dim=0)
+            return x_gradient, None, None
+        return x_gradient, fast_linear(rows.T, x.flatten(0, -2).T), rows.sum(dim=0)
 
 
 class Attention(nn.Module):
@@ -139,22 +139,11 @@ class AttentionPool(nn.Module):
         return x + self.mlp(self.norm(x))  # type: ignore[no-any-return]
 
 
-class PatchEmbed(nn.Module):
-    """A convolution that makes one token of every patch; pixels that fill no patch are cut off."""
-
-    def __init__(self, width: int, patch: int, bias: bool) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, width, patch, stride=patch, bias=bias)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.proj(images)  # type: ignore[no-any-return]
-
-
 class VisionTransformer(Backbone):
     """Vision transformer (Dosovitskiy et al., ICLR 2021) without its classifier: ``[B, 3, H, W]`` → ``[B, C]``.
 
-    An image is cut into patches. Patches, a class token and perhaps registers become tokens, which twelve blocks let
-    exchange what they have seen. Positions are learnt on the grid of ``image_size`` and interpolated for other sizes.
+    An image is cut into patches; pixels that fill no patch are dropped. The tokens are the patches, a class token and
+    perhaps registers. Positions are learnt on the grid of ``image_size`` and interpolated for other sizes.
 
     Args:
         width: of a token.
@@ -165,12 +154,12 @@ class VisionTransformer(Backbone):
         pool: the class token, the mean of the patches, or both concatenated (2 · width). Without a class token it is
             attention pooling, as in SigLIP.
         class_token: whether there is one; it has a position unless there are registers.
-        registers: further tokens that the network may write to (Darcet et al., ICLR 2024).
+        registers: number of extra tokens that the network may write to (Darcet et al., ICLR 2024).
         layer_scale: whether branches are scaled, as in DINOv2.
         pre_norm: whether tokens are normalised before the first block, as in CLIP.
         quick_gelu: the activation of OpenAI's CLIP instead of GELU.
         eps: of layer-norm.
-        drop_path: probability that training leaves out a branch of the last block; it grows from 0 at the first.
+        drop_path: probability that training leaves out a branch of the last block, rising linearly from 0 at the first.
         preprocessing: what the weights were trained with.
 
     Example:
@@ -202,7 +191,7 @@ class VisionTransformer(Backbone):
         channels = 2 * width if pool == "both" else width
         super().__init__(out_channels=channels, input_size=224, preprocessing=preprocessing)
         self.pool, self.grid = pool, image_size // patch
-        self.patch_embed = PatchEmbed(width, patch, bias=not pre_norm)
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, stride=patch, bias=not pre_norm)})
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if class_token else None
         self.reg_token = nn.Parameter(torch.zeros(1, registers, width)) if registers else None
         positions = self.grid**2 + int(class_token and not registers)
@@ -231,7 +220,7 @@ class VisionTransformer(Backbone):
                 nn.init.normal_(token, std=0.02)
 
     def forward(self, images: Tensor) -> Tensor:
-        with torch.no_grad() if self.frozen_blocks else nullcontext():  # nothing is kept for a backward pass
+        with torch.no_grad() if self.frozen_blocks else nullcontext():
             x = self.norm_pre(self.tokens(images))
             for block in self.blocks[: self.frozen_blocks]:
                 x = block(x)
@@ -248,7 +237,7 @@ class VisionTransformer(Backbone):
 
     def tokens(self, images: Tensor) -> Tensor:
         """Class token, registers and patches, with their positions: ``[B, tokens, width]``."""
-        patches = self.patch_embed(images)
+        patches = self.patch_embed["proj"](images)
         rows, columns = patches.shape[-2:]
         x = patches.flatten(2).transpose(1, 2)
         first = [token.expand(x.shape[0], -1, -1) for token in (self.cls_token, self.reg_token) if token is not None]
@@ -258,7 +247,7 @@ class VisionTransformer(Backbone):
         return torch.cat([*first, x], dim=1) + positions
 
     def positions(self, rows: int, columns: int) -> Tensor:
-        """The positions on a grid of patches, after that of the class token where it has one."""
+        """The class token's position where it has one, then those of a grid of patches."""
         if (rows, columns) == (self.grid, self.grid):
             return self.pos_embed
         extra = self.pos_embed.shape[1] - self.grid**2
@@ -285,7 +274,7 @@ TINY, SMALL, BASE = ({"width": width, "heads": width // 64} for width in (192, 3
 
 
 def _preset(what: str, model: str, **settings: Any) -> Callable[..., VisionTransformer]:
-    """A builder of one network, whose weights are those of ``model`` on the hub; all of them are under Apache-2.0."""
+    """The builder of a network whose weights are ``model`` on the hub. All of them are under Apache-2.0."""
 
     def build(*, pool: Pool = "class", drop_path: float = 0.0) -> VisionTransformer:
         return VisionTransformer(**settings, pool=pool, drop_path=drop_path)
@@ -295,23 +284,19 @@ def _preset(what: str, model: str, **settings: Any) -> Callable[..., VisionTrans
     return build
 
 
-DINO = {"preprocessing": IMAGENET}
 DINOV2 = {"patch": 14, "image_size": 518, "layer_scale": True, "preprocessing": IMAGENET}
+REGISTERS = DINOV2 | {"registers": 4}
 OPENAI = {"pre_norm": True, "quick_gelu": True, "eps": 1e-5, "preprocessing": CLIP}
 BACKBONES = {
     "vit_tiny": _preset("ViT-Tiny/16, 192 channels.", "vit_tiny_patch16_224.augreg_in21k_ft_in1k", **TINY),
     "vit_small": _preset("ViT-Small/16, 384 channels.", "vit_small_patch16_224.augreg_in21k_ft_in1k", **SMALL),
     "vit_base": _preset("ViT-Base/16, 768 channels.", "vit_base_patch16_224.augreg_in21k_ft_in1k", **BASE),
-    "dino_small": _preset("ViT-Small/16 of DINO.", "vit_small_patch16_224.dino", **SMALL, **DINO),
-    "dino_base": _preset("ViT-Base/16 of DINO.", "vit_base_patch16_224.dino", **BASE, **DINO),
+    "dino_small": _preset("ViT-Small/16 of DINO.", "vit_small_patch16_224.dino", **SMALL, preprocessing=IMAGENET),
+    "dino_base": _preset("ViT-Base/16 of DINO.", "vit_base_patch16_224.dino", **BASE, preprocessing=IMAGENET),
     "dinov2_small": _preset("ViT-Small/14 of DINOv2.", "vit_small_patch14_dinov2.lvd142m", **SMALL, **DINOV2),
     "dinov2_base": _preset("ViT-Base/14 of DINOv2.", "vit_base_patch14_dinov2.lvd142m", **BASE, **DINOV2),
     "dinov2_small_registers": _preset(
-        "ViT-Small/14 of DINOv2 with registers.",
-        "vit_small_patch14_reg4_dinov2.lvd142m",
-        **SMALL,
-        **DINOV2,
-        registers=4,
+        "ViT-Small/14 of DINOv2 with registers.", "vit_small_patch14_reg4_dinov2.lvd142m", **SMALL, **REGISTERS
     ),
     "clip_base": _preset(
         "ViT-Base/16, CLIP's network for images.", "vit_base_patch16_clip_quickgelu_224.openai", **BASE, **OPENAI

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-import torch
 from torch import Tensor
 
-from nearkin.evaluation.vectors import ArrayLike, as_labels
+from nearkin.evaluation.vectors import ArrayLike
 
 
 @dataclass(frozen=True)
@@ -94,17 +93,3 @@ class EmbeddingScore(Score):
     @abstractmethod
     def of_embeddings(self, embeddings: ArrayLike, labels: ArrayLike) -> float:
         """From the embeddings ``[N, D]`` and their classes ``[N]``."""
-
-
-def contingency(clusters: ArrayLike, labels: ArrayLike) -> tuple[Tensor, Tensor, Tensor]:
-    """Sizes of the clusters, of the classes, and of their intersections that are not empty.
-
-    >>> contingency([0, 0, 0, 1], [5, 5, 3, 3])
-    (tensor([3, 1]), tensor([2, 2]), tensor([1, 2, 1]))
-    """
-    cluster_of = as_labels(clusters, "clusters")
-    class_of = as_labels(labels, "labels", rows=len(cluster_of))
-    _, cluster_ids, cluster_sizes = torch.unique(cluster_of, return_inverse=True, return_counts=True)
-    _, class_ids, class_sizes = torch.unique(class_of, return_inverse=True, return_counts=True)
-    _, joint_sizes = torch.unique(cluster_ids * len(class_sizes) + class_ids, return_counts=True)
-    return cluster_sizes, class_sizes, joint_sizes

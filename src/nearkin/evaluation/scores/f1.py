@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nearkin.evaluation.scores._score import ClusteringScore, contingency
-from nearkin.evaluation.vectors import ArrayLike
+from nearkin.evaluation.scores._score import ClusteringScore
+from nearkin.evaluation.vectors import ArrayLike, label_array
 
 __all__ = ["F1", "pairwise_f1"]
 
@@ -13,14 +13,17 @@ __all__ = ["F1", "pairwise_f1"]
 def pairwise_f1(clusters: ArrayLike, labels: ArrayLike) -> float:
     """F1 of "in the same cluster" as a prediction of "in the same class", over all pairs of points.
 
-    With no such pair on either side, every point alone, the two agree and F1 is 1.
+    F1 is 1 where every point is alone in its cluster and in its class.
 
     >>> pairwise_f1([0, 0, 0, 1], [5, 5, 3, 3])
     0.4
     """
-    pairs = (int((counts * (counts - 1) // 2).sum()) for counts in contingency(clusters, labels))
-    same_cluster, same_class, both = pairs
-    return 2.0 * both / (same_cluster + same_class) if same_cluster + same_class else 1.0
+    from sklearn.metrics.cluster import pair_confusion_matrix
+
+    assigned = label_array(clusters, "clusters")
+    counts = pair_confusion_matrix(label_array(labels, "labels", rows=len(assigned)), assigned)
+    (_, cluster_only), (class_only, both) = counts.tolist()
+    return 2.0 * both / (2 * both + cluster_only + class_only) if cluster_only + class_only else 1.0
 
 
 class F1(ClusteringScore):

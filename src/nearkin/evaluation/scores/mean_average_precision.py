@@ -24,7 +24,7 @@ class MeanAveragePrecision(RetrievalScore):
     def per_query(self, hits: Tensor, num_true: Tensor) -> Tensor:
         hits = hits[:, : self.k or int(num_true.max())]
         rank = torch.arange(1, hits.shape[1] + 1)
-        precision_at_hits = (hits.cumsum(dim=1) / rank.double()).mul_(hits)
-        if self.k:
-            return precision_at_hits.sum(dim=1) / self.k
-        return precision_at_hits.mul_(rank <= num_true[:, None]).sum(dim=1) / num_true
+        counted = hits if self.k else hits & (rank <= num_true[:, None])
+        # One type throughout: mixed ones would take four times as long.
+        precision = hits.cumsum(dim=1, dtype=torch.float64).div_(rank)
+        return precision.mul_(counted).sum(dim=1) / (self.k or num_true)

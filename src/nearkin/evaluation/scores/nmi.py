@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import Tensor
-
-from nearkin.evaluation.scores._score import ClusteringScore, contingency
-from nearkin.evaluation.vectors import ArrayLike
+from nearkin.evaluation.scores._score import ClusteringScore
+from nearkin.evaluation.vectors import ArrayLike, label_array
 
 __all__ = ["NMI", "normalised_mutual_information"]
 
@@ -20,11 +18,10 @@ def normalised_mutual_information(clusters: ArrayLike, labels: ArrayLike) -> flo
     >>> round(normalised_mutual_information([0, 0, 0, 1], [5, 5, 3, 3]), 4)
     0.3437
     """
-    cluster_entropy, class_entropy, joint_entropy = map(_entropy, contingency(clusters, labels))
-    if cluster_entropy == class_entropy == 0.0:
-        return 1.0
-    information = max(0.0, cluster_entropy + class_entropy - joint_entropy)
-    return min(1.0, 2.0 * information / (cluster_entropy + class_entropy))
+    from sklearn.metrics import normalized_mutual_info_score
+
+    assigned = label_array(clusters, "clusters")
+    return float(normalized_mutual_info_score(label_array(labels, "labels", rows=len(assigned)), assigned))
 
 
 class NMI(ClusteringScore):
@@ -37,8 +34,3 @@ class NMI(ClusteringScore):
 
     def of_clusters(self, clusters: ArrayLike, labels: ArrayLike) -> float:
         return normalised_mutual_information(clusters, labels)
-
-
-def _entropy(counts: Tensor) -> float:
-    share = counts.double() / counts.sum()
-    return abs(float((share * share.log()).sum()))

@@ -8,35 +8,23 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from nearkin.catalogue import plot_names
+from nearkin.data.cache import Progress
 from nearkin.disk import check_writable, make_folder
 from nearkin.errors import DataError, NearkinError, RecipeError, did_you_mean
 from nearkin.report.figure_style import STYLE, save_figure
 from nearkin.report.opened_run import OpenedRun, ViewOptions, open_runs
-from nearkin.runs.data import Progress
 from nearkin.runs.folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A figure that was written to ``file``, or the reason why it was not."""
-
-    name: str
-    file: Path | None
-    reason: str = ""
-    run: OpenedRun | None = None
-    """Set for a figure of one run, and for a reason that concerns one run."""
 
 
 def draw_figure(name: str, runs: Sequence[OpenedRun]) -> Iterator[tuple[OpenedRun | None, Any]]:
     """The matplotlib figure ``name``: one of all runs, or one of each with its run.
 
-    Where a figure cannot be drawn, the error takes its place.
+    Where a figure cannot be drawn, its error is yielded instead.
     """
     module = figure_module(name)
     if hasattr(module, "draw_run"):
@@ -71,11 +59,14 @@ def save_figures(
     file_format: str = "png",
     view: ViewOptions | None = None,
     progress: Progress | None = None,
-) -> Iterator[Drawn]:
+) -> Iterator[tuple[str, OpenedRun | None, Path | NearkinError]]:
     """Draw and write the figures of the runs at ``paths``, all or those named by ``only``, one after the other.
 
     They go to ``output``, by default ``RUN/plots``. Bad options, and runs that do not share their data, raise before
     anything is drawn.
+
+    Yields:
+        The figure's name, its run where it is of one, and its file or the error that says why there is none.
     """
     names = plot_names()
     for name in only:
@@ -88,7 +79,7 @@ def save_figures(
         below = sorted(file.parent for file in path.glob("*/*/recipe.yaml")) if path.is_dir() else []
         if below and not RunFolder(path).is_begun:  # all of a study's runs in one figure would be too many
             hint = f"name those to draw, such as {below[0]}; nearkin report {path} shows them all"
-            raise DataError(f"{path} holds {len(below)} runs and is none itself: {hint}")
+            raise DataError(f"{path} is not a run but holds {len(below)}: {hint}")
     runs = open_runs(distinct, view, progress=progress)
     folder = output or runs[0].folder.path / "plots"
     if folder.exists() and not folder.is_dir():
@@ -97,17 +88,19 @@ def save_figures(
     return _save(runs, [name for name in names if not only or name in only], folder, file_format)
 
 
-def _save(runs: Sequence[OpenedRun], names: Sequence[str], folder: Path, file_format: str) -> Iterator[Drawn]:
+def _save(
+    runs: Sequence[OpenedRun], names: Sequence[str], folder: Path, file_format: str
+) -> Iterator[tuple[str, OpenedRun | None, Path | NearkinError]]:
     make_folder(folder)
     run_names = [run.name for run in runs]
     for name in names:
         for run, figure in draw_figure(name, runs):
             if isinstance(figure, NearkinError):
-                yield Drawn(name, None, str(figure), run)
+                yield name, run, figure
                 continue
             suffix = ""
             if run is not None and len(runs) > 1:
                 suffix = f"-{run.name}" + ("" if run_names.count(run.name) == 1 else f"-{runs.index(run) + 1}")
             file = folder / f"{name}{suffix}.{file_format}"
             save_figure(figure, file, dpi=150)
-            yield Drawn(name, file, run=run)
+            yield name, run, file

@@ -26,10 +26,8 @@ def draw_run(run: OpenedRun) -> Any:
         label = int(run.training_classes[index])
         name = f"{class_name(run, label)}\nσ̄ = {sigma[index]:.3g}"
         rows = run.protocol.train_rows[run.data.table.labels[run.protocol.train_rows] == label]
-        cells = [
-            (run.data.images[image], colour, "") for image in run.random().permutation(rows)[:IMAGES_SHOWN].tolist()
-        ]
-        show_row(axis, cells, name=name, columns=IMAGES_SHOWN)
+        images = run.random().permutation(rows)[:IMAGES_SHOWN].tolist()
+        show_row(axis, [(run.data.images[image], colour, "") for image in images], name=name, columns=IMAGES_SHOWN)
         if row % shown == 0:
             axis.set_title(heading, loc="left", color=colour, fontsize=9)
     return figure

@@ -36,7 +36,7 @@ class Map:
 def draw_run(run: OpenedRun) -> Any:
     """Images as points and proxies as stars: training classes at the left, test classes at the right."""
     at_proxies = run.at_proxies
-    training = training_map(at_proxies)
+    training = map_of(at_proxies, at_proxies.training_sample, at_proxies.proxies)
     per_class = training.proxies.shape[1]
     proxies = {0: "", 1: " and their proxies"}.get(per_class, f" and their proxies, {per_class} each")
     shown = [(at_proxies, training, f"Training classes{proxies}")]
@@ -51,11 +51,6 @@ def draw_run(run: OpenedRun) -> Any:
         panel.supxlabel(textwrap.fill(projected.note, 110), fontsize=7, color=GREY)
     set_title(figure, run_title(at_proxies))
     return figure
-
-
-def training_map(run: OpenedRun) -> Map:
-    """Some training classes and their proxies."""
-    return map_of(run, run.training_sample, run.proxies)
 
 
 def map_of(run: OpenedRun, sample: Sample, proxies: Proxies | None = None) -> Map:

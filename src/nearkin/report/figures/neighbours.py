@@ -37,9 +37,8 @@ def draw_runs(runs: Sequence[OpenedRun]) -> Any:
     results = [retrieve(run, run.test_sample) for run in runs]
     if len(runs) == 1:
         return _figure({"nearest first": results[0]}, run_title(runs[0]))
-    return _figure(
-        {run.label: result for run, result in zip(runs, results, strict=True)}, figure_style.shared_title(runs)
-    )
+    labels = [run.label for run in runs]
+    return _figure(dict(zip(labels, results, strict=True)), figure_style.shared_title(runs))
 
 
 def draw_neighbours(folder: RunFolder) -> Path | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nearkin.numerics import l2_normalise
 from nearkin.report.figure_style import RUN_COLOURS, class_style, new_figure, number, run_title, set_title
-from nearkin.report.figures.map import Map, class_legend, draw_points, map_words, training_map
+from nearkin.report.figures.map import Map, class_legend, draw_points, map_of, map_words
 from nearkin.report.opened_run import OpenedRun
 
 
@@ -19,7 +19,7 @@ def draw_run(run: OpenedRun) -> Any:
     from matplotlib.patches import Circle
 
     every = run.uncertainty.double().numpy()  # first: only vcpa has it
-    projected = training_map(run)
+    projected = map_of(run, run.training_sample, run.proxies)
     sigma = every[np.searchsorted(run.training_classes, projected.classes)]
     scale = circle_scale(projected, sigma)
     figure = new_figure(11.4, 5.9)

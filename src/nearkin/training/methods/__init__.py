@@ -1,15 +1,14 @@
-"""Training methods, one file each: what they change of the one loop, through its hooks."""
+"""Training methods, one file each: they change the one loop through its hooks."""
 
 from __future__ import annotations
 
 import functools
 
-from nearkin.catalogue import keyword_options as options
 from nearkin.catalogue import parts_of
 from nearkin.training.methods.plain import Plain
 from nearkin.training.state import Method
 
-__all__ = ["Method", "Plain", "catalogue", "options"]
+__all__ = ["Method", "Plain", "catalogue"]
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""CCP: a chain of proxy problems, each begun from new images and held near the last solution."""
+"""CCP: a sequence of proxy problems, each started from new images and held near the previous solution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from nearkin.training.state import Event, Method, TrainingState
 __all__ = ["Ccp"]
 
 _KEPT = ["events", "problem", "problem_began", "problem_best", "without_improvement"]
-"""Attributes that a resumed run takes over as they are."""
+"""Attributes that a checkpoint holds as they are."""
 _INSTEAD = "set method.steps_per_problem or method.problem_share"
 _NO_SCORES = f"CCP ends its sub-problems by the scores of validation classes, and {{}}: {_INSTEAD}"
 
@@ -37,14 +37,14 @@ class Ccp(Method):
     r"""Chance-constrained alternating proxy problems (CCP, algorithm 1).
 
     Each sub-problem minimises ``loss(batch, proxies) + λ/2 ‖θ − θ*‖²`` over the network θ and K proxies per class. When
-    it has converged, θ* becomes the weights of its best evaluation, and new proxies are started from images: of b
-    images per class, embedded with the present network, greedy k-centre takes the K that lie farthest from the proxies
-    the sub-problem ended with, and at the very start from K random images. The schedule ``plateau`` counts from zero in
-    each, as scores dip where it begins.
+    it has converged, θ* becomes the weights of its best evaluation, and new proxies start from images: of b images per
+    class, embedded with the present network, greedy k-centre takes the K farthest from the proxies that the sub-problem
+    ended with (from K random images at the very start). The schedule ``plateau`` counts from zero in each sub-problem,
+    as scores dip where it begins.
 
-    A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps its own,
-    and CCP turns those to the chosen images; ``proxies_per_class`` is then the loss's. Such proxies lie all around the
-    origin, while images share a mean of their own, which is taken out first.
+    A pair loss gets the proxies as its references. A loss that owns proxies (Proxy-Anchor, MPA, ISA, …) keeps them, and
+    CCP moves them to the chosen images; ``proxies_per_class`` is then the loss's. Such proxies lie all around the
+    origin, while images have a common mean, which is subtracted first.
 
     Args:
         proxies_per_class: K; 8 for CUB and Cars, 4 for SOP and In-shop (section 6.1).
@@ -58,12 +58,12 @@ class Ccp(Method):
         patience: evaluations without improvement after which a sub-problem has converged.
         min_improvement: what counts as an improvement of the score that the protocol selects by.
         steps_per_problem: end every sub-problem after this many steps instead of by its scores.
-        problem_share: the same as a share of the whole run, where no number of steps is given.
-        early_stop_patience: evaluations on validation classes without a new best after which the whole training ends,
-            unless ``training.early_stop_patience`` is set.
-        warmup_steps: steps of the loss by itself before the first sub-problem, as embeddings of a network that has
-            learned nothing yet nearly coincide. Pretrained networks can do without.
-        warmup_share: the same as a share of the whole run, where no number of steps is given.
+        problem_share: the same as a share of the whole run, if no number of steps is given.
+        early_stop_patience: evaluations on validation classes without a new best that end the whole training, unless
+            ``training.early_stop_patience`` is set.
+        warmup_steps: steps of the loss alone before the first sub-problem, as embeddings of an untrained network nearly
+            coincide. Pretrained networks need none.
+        warmup_share: the same as a share of the whole run, if no number of steps is given.
         anchors: ``"proxies"``, or ``"samples"`` (MNIST study): the chosen images are embedded in every step.
         as_released: what the authors' code does: no pull in the first sub-problem, and a tenth of the loss on pairs
             within the batch is added. With ``raw_proxies`` the first proxies are those far from the origin, not from
@@ -179,7 +179,7 @@ class Ccp(Method):
     def after_step(self, state: TrainingState) -> None:
         if self.problem == 0:
             if state.step >= self._warmup(state):
-                # A loss that owns proxies has trained them in the meantime.
+                # A loss that owns proxies has trained them during the warm-up.
                 self._begin_problem(state, first=self._feeds_references)
         elif not self._ends_by_scores and state.step - self.problem_began >= self._problem_steps(state):
             self._best_weights = None  # without scores the last weights are the solution
@@ -189,7 +189,7 @@ class Ccp(Method):
         score = scores.get(state.protocol.select_by, math.nan)
         if not self._ends_by_scores or self.problem == 0:
             return False
-        # A score that is not a number compares as no improvement.
+        # A score of NaN is no improvement.
         if score > self.problem_best + self.min_improvement or self._best_weights is None:
             self.problem_best = score if not math.isnan(score) else -math.inf
             self.without_improvement = 0
@@ -229,13 +229,13 @@ class Ccp(Method):
         rows, valid, pool = self._random_images(state, self.problem, max(self.pool_size, bank.per_class))
         mean = pool[valid].mean(dim=0)
         if not self._feeds_references:
-            # Started from images as they are, every proxy would be near every image.
+            # With the common mean, every proxy would start near every image.
             pool = normalise(pool - mean, "l2")
         if not first:
-            held = self._present(state, bank)
+            held = self._present(state)
         elif self.as_released and self.raw_proxies:
-            # The authors' code keeps zeros until an evaluation was the best: its first pick is the longest vector. Of
-            # normalised ones rounding would decide which that is.
+            # The authors' code has zeros until the first best evaluation, so its first pick is the longest vector. With
+            # normalised vectors rounding would decide which that is.
             held = torch.zeros_like(pool[:, :1])
         else:
             held = self._random_images(state, 0, bank.per_class)[2]
@@ -243,7 +243,7 @@ class Ccp(Method):
         picks = greedy_k_center(pool, held, bank.per_class, valid=valid)
         chosen = pool.gather(1, picks.unsqueeze(2).expand(-1, -1, pool.shape[2]))
         if not self._feeds_references:
-            # They are compared by angle: their length only decides how far a step turns them, and stays as it is.
+            # They are compared by angle; their length only decides how far a step turns them, so it is kept.
             length = bank.whole().norm(dim=2, keepdim=True)
             chosen = chosen * length.where(length > 0, 1)
         bank.restart(chosen)
@@ -251,22 +251,22 @@ class Ccp(Method):
         for parameter in bank.parameters():
             state.optimiser.state.pop(parameter, None)
 
-    def _present(self, state: TrainingState, bank: ProxyBank) -> Tensor:
+    def _present(self, state: TrainingState) -> Tensor:
         """The proxies the sub-problem ended with, as points of the embedding space."""
         if self.anchors == "samples":
             return state.train_set.embed(self._anchor_rows.ravel()).view(*self._anchor_rows.shape, -1)
-        vectors = bank.whole().detach() if self._best_proxies is None else self._best_proxies
+        vectors = self.bank.whole().detach() if self._best_proxies is None else self._best_proxies
         return vectors if self.raw_proxies else normalise(vectors, state.encoder.normalisation)
 
     def _random_images(
         self, state: TrainingState, problem: int, count: int
     ) -> tuple[NDArray[np.int64], Tensor, Tensor]:
-        """``count`` random training images of every class ``[C, count]``, which of them are real, and their embeddings.
+        """``count`` random training images of each class ``[C, count]``, which of them are valid, and their embeddings.
 
-        Where a class has fewer, its first one stands in for those that are missing.
+        A class with fewer images is filled with its first one.
         """
         seed, labels, classes = state.recipe.training.seed, state.labels, self.bank.classes
-        # Shuffled and then sorted by class, the first of each class are a random choice.
+        # The rows are shuffled and then sorted by class, so the first of each class are a random choice.
         order = generator(seed, 2, problem).permutation(len(labels))
         order = order[np.argsort(labels[order], kind="stable")]
         starts = np.searchsorted(labels[order], np.arange(classes))

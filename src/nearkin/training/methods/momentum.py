@@ -23,11 +23,11 @@ __all__ = ["Momentum"]
 
 
 class Momentum(Method):
-    r"""MoCo-PA's momentum network (VCPA, section 4.7), for a loss that wants one.
+    r"""MoCo-PA's momentum network (VCPA, section 4.7), for a loss with a queue.
 
-    The follower starts as a copy of the encoder and after every step moves towards it, :math:`w \leftarrow m w +
+    The follower starts as a copy of the encoder and moves towards it after every step, :math:`w \leftarrow m w +
     (1-m)\theta`, with the loss's ``momentum``. It embeds each batch in evaluation mode, without gradient, and the loss
-    queues what it gives. The trained encoder is what is evaluated and saved.
+    queues these embeddings. The trained encoder is the one that is evaluated and saved.
     """
 
     _follower: Encoder
@@ -39,7 +39,7 @@ class Momentum(Method):
             raise RecipeError(f"{name} has no queue for a momentum network to fill: use method.name=plain")
 
     def sampler(self, default: BatchSampler, state: TrainingState) -> BatchSampler:
-        self.start(state)  # a resumed run loads its weights into this follower
+        self.start(state)  # a resumed run loads its weights into it
         return default
 
     def start(self, state: TrainingState) -> None:

@@ -1,4 +1,4 @@
-"""Plain training: every hook of the loop as it is."""
+"""Plain training: no hook of the loop is changed."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ __all__ = ["Plain"]
 
 
 class Plain(Method):
-    """One loss, batches from the recipe's sampler, nothing else."""
+    """One loss, with batches from the recipe's sampler."""

@@ -1,4 +1,4 @@
-"""PROFS: alternating projections, each holding one image per class as its representative."""
+"""PROFS: alternating projections, each with one image per class as its representative."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _EVENTS_KEPT = 256
 class Profs(Method):
     r"""Projections onto feasible sets (Can et al., PROFS, algorithm 1).
 
-    For M steps one and the same image of each class represents it, and the network is trained to put the other images
-    near the representative of their class and far from those of the others. A term
+    For M steps each class is represented by one image, and the network learns to put the other images near the
+    representative of their class and far from those of other classes. A term
     :math:`\frac{\lambda}{2}\lVert\theta-\theta^{(k)}\rVert^2` holds it near :math:`\theta^{(k)}`, the weights when the
-    representatives were drawn. Then others are drawn. With M = 1 this is the sampling of N-pair training.
+    representatives were drawn. Then new ones are drawn. With M = 1 this is the sampling of N-pair training.
 
     Batches come from :class:`~nearkin.samplers.class_representatives.ClassRepresentativeSampler`:
-    ``training.batch_size`` and ``training.images_per_class`` apply to them, ``training.sampler`` has no say.
+    ``training.batch_size`` and ``training.images_per_class`` apply to them, ``training.sampler`` does not.
 
     A pair loss sees only pairs that contain a representative (:func:`representative_loss`). A cross-batch memory adds
-    its memory term to that, over the whole batch. A loss that has proxies gets the whole batch.
+    its memory term over the whole batch. A loss with proxies gets the whole batch.
 
     Args:
         steps_per_projection: M; None for ``ceil(occurrences · I · C / B)``, 0 for one endless projection.
-        occurrences: ρ, how often a class is to be in a batch before its representative changes (section 5.4).
+        occurrences: ρ, how often a class is in a batch before its representative changes (section 5.4).
         proximal_weight: λ of the proximal term (section 5.2).
         hard_negative_classes: hard negative class mining (HNCM): fill a batch with the classes whose representatives
             lie nearest to that of a first class.
-        hard_pairs: for contrastive, triplet and margin losses keep of each representative's negative pairs only the
-            hardest, as many as it has positive pairs (section 5.3).
+        hard_pairs: for contrastive, triplet and margin losses keep only the hardest negative pairs of each
+            representative, as many as it has positive pairs (section 5.3).
     """
 
     steps_per_projection: int | None = None
@@ -61,7 +61,7 @@ class Profs(Method):
         check_at_least(0, steps_per_projection=self.steps_per_projection, proximal_weight=self.proximal_weight)
         check_at_least(1, occurrences=self.occurrences)
         self.events: list[Event] = []
-        """The last draws of representatives: the step and how many."""
+        """The latest draws of representatives: the step and their number."""
         self._reference = ProximalTerm()
 
     @classmethod
@@ -102,7 +102,7 @@ class Profs(Method):
 
     def loss(self, state: TrainingState, embeddings: Tensor, labels: Tensor, batch: Batch) -> Tensor:
         count = self.batches.num_representatives
-        # A loss may take the embeddings as long as they are; they are compared as they will be searched.
+        # A loss may take embeddings of any length; representatives are compared as in search, normalised.
         self.batches.refresh(labels[:count], normalise(embeddings[:count].detach(), state.encoder.normalisation))
         objective = state.objective
         if isinstance(objective, PairLoss):
@@ -148,7 +148,7 @@ def representative_loss(
         loss: any pair loss.
         embeddings: ``[N, D]``, representatives first; every class has as many rows.
         labels: ``[N]``.
-        num_representatives: how many rows are representatives, each of another class.
+        num_representatives: the number of representatives, each of another class.
         hard_pairs: whether to balance the losses that ask for it.
 
     Example:

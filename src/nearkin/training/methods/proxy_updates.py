@@ -1,4 +1,4 @@
-"""Several updates of the proxies per batch: what VCPA's Newton steps are compared with."""
+"""Several updates of the proxies per batch, with which VCPA's Newton steps are compared."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["ProxyUpdates"]
 
 @dataclass(kw_only=True, eq=False)
 class ProxyUpdates(Method):
-    """Proxy-Anchor whose proxies take several steps per batch, with the embeddings held still (VCPA, section 4.6).
+    """Proxy-Anchor with several steps of the proxies per batch, the embeddings held constant (VCPA, section 4.6).
 
     Args:
-        updates: M, steps of the proxies per batch. With one of the first order it is plain training.
-        order: ``"first"``: M − 1 steps of an AdamW of the proxies' own, at their learning rate, before the one that
-            the training's optimiser takes. ``"second"``: M Newton steps with VCPA's gradient and diagonal of the
-            Hessian, and none by the optimiser.
+        updates: M, steps of the proxies per batch. One of the first order is plain training.
+        order: ``"first"``: M − 1 steps of a separate AdamW, at the proxies' learning rate, before the step of the
+            training's optimiser. ``"second"``: M Newton steps with VCPA's gradient and diagonal of the Hessian, and
+            none by the optimiser.
         damping: added to the Hessian, which is next to zero where a class is learnt (second order).
 
     >>> ProxyUpdates(order="second").updates
@@ -64,7 +64,7 @@ class ProxyUpdates(Method):
 
     def adjust_gradients(self, state: TrainingState) -> None:
         if self.order == "second":
-            self.bank.vectors.grad = None  # the optimiser passes over what has no gradient
+            self.bank.vectors.grad = None  # the optimiser skips parameters without a gradient
 
     def _first_order(self, state: TrainingState, embeddings: Tensor, labels: Tensor) -> None:
         rate = next(group["lr"] for group in state.optimiser.param_groups if group["name"] == "proxies")
@@ -105,7 +105,7 @@ class ProxyUpdates(Method):
 
 
 def _moments(saved: dict[str, Any], change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """An optimiser's state with what it keeps for every class changed: all ranks' gathered, or the local ones."""
+    """An optimiser's state with its values per class changed: gathered from all ranks, or reduced to the local ones."""
     state = {
         number: {key: change(value) if value.ndim else value for key, value in kept.items()}
         for number, kept in saved["state"].items()
