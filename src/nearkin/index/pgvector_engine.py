@@ -56,6 +56,8 @@ class PostgresTable:
 
     def create(self) -> None:
         with self._transaction() as execute:
+            # Without this lock, one of two servers that create the table at the same time would fail.
+            execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
             execute("CREATE TABLE IF NOT EXISTS {table} (id bigint PRIMARY KEY, vector {type} NOT NULL)")
 
     def count(self, first: int = 0) -> int:
