@@ -8,7 +8,6 @@ import pytest
 from nearkin.data.manifest import read_manifest
 from nearkin.errors import DataError
 from nearkin.index import Index
-from nearkin.index.adding import Source, Sources
 from nearkin.index.corrections import correct, corrections, manifest
 
 
@@ -51,9 +50,8 @@ def test_the_manifest_is_one_that_training_reads(index, images, model, tmp_path)
 
 
 def test_columns_that_would_mean_something_else_are_left_out(index, tmp_path):
-    said = {"Label": "x", "split": "never", "year": "1", " Year": "2", "ID": "3", "note": "a\nb"}
-    source = Source(None, 0, "robin", said)
-    index.add(Sources([np.zeros((4, 4, 3), np.uint8)], [source], {key: [value] for key, value in said.items()}))
+    columns = {"Label": "x", "split": "never", "year": "1", " Year": "2", "ID": "3", "note": "a\nb"}
+    index.add_pixels(np.zeros((4, 4, 3), np.uint8), "robin", columns)
     text = manifest(index)
     assert text.splitlines()[0] == "path,label,year,note"
     (tmp_path / "list.csv").write_text(text)

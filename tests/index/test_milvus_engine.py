@@ -135,7 +135,7 @@ def test_a_server_that_is_killed_in_the_middle_of_an_add(store, milvus_server):
     assert thread.is_alive(), "in the middle"
     milvus_server.start()
     thread.join()
-    there = stored.engine._call(lambda: stored.engine._table.rows(0, 8000), 60.0)
+    there = stored.engine._call(stored.engine._table.rows, 0, 8000, patience=60.0)
     assert there.tolist() == list(range(6000)), "before anything is mended"
     for each in (stored.engine, stored.truth):
         each.rebuild(6000)

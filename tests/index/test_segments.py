@@ -15,7 +15,7 @@ def test_rows_over_several_segments_are_read_as_they_were_written(tmp_path):
     for first, last in ((0, 3), (3, 5), (5, 6), (6, 18), (18, 23)):
         rows.append(first, wanted[first:last])
         rows.show(last)
-        assert np.array_equal(np.concatenate(rows.maps()), wanted[:last])
+        assert np.array_equal(np.concatenate(rows.maps), wanted[:last])
     some = np.array([22, 0, 5, 4, 22])
     assert np.array_equal(rows.take(some), wanted[some])
     assert rows.available() == 23
@@ -30,7 +30,7 @@ def test_what_lies_behind_is_taken_away(left, tmp_path):
     assert rows.available() == left
     rows.append(left, 100 + np.arange(4)[:, None])
     rows.show(left + 4)
-    assert np.concatenate(rows.maps())[:, 0].tolist() == [*range(left), 100, 101, 102, 103]
+    assert np.concatenate(rows.maps)[:, 0].tolist() == [*range(left), 100, 101, 102, 103]
 
 
 def test_a_row_written_in_part_does_not_count(tmp_path):

@@ -85,8 +85,9 @@ def test_a_damaged_image_is_said_to_be_damaged(decoder, encode):
     assert decoder.lost == 0
 
 
-def test_too_little_memory_is_an_answer(encode):
-    decoder = Decoder(1, max_pixels=10**9, memory=600 << 20)
+def test_too_little_memory_is_an_answer(encode, monkeypatch):
+    monkeypatch.setattr(decoding, "MEMORY", 600 << 20)
+    decoder = Decoder(1, max_pixels=10**9)
     try:
         assert refusal(decoder, png_of(20_000, 5_000))[0] == 422
         assert decode(decoder, encode(np.zeros((4, 4, 3)))).shape == (4, 4, 3)
@@ -97,7 +98,7 @@ def test_too_little_memory_is_an_answer(encode):
 def test_a_decoder_that_hangs_is_killed_and_replaced(decoder, encode, monkeypatch, tmp_path):
     good = encode(np.zeros((4, 4, 3)))
     monkeypatch.setattr(decoding, "WORKER", ["-c", "import time; time.sleep(60)"])
-    monkeypatch.setattr(decoder, "_seconds", 1)
+    monkeypatch.setattr(decoding, "SECONDS", 1)
     status, text = refusal(decoder, good)
     assert (status, "too long" in text, decoder.lost) == (422, True, 1)
     monkeypatch.undo()
@@ -122,8 +123,9 @@ def test_a_decoder_that_dies_is_replaced(decoder, encode, monkeypatch):
 def test_processor_time_is_limited_too(encode, monkeypatch):
     burn = "from nearkin.serving import decode_worker as w; w.decoded = lambda *_: exec('while 1: pass'); w.main()"
     monkeypatch.setattr(decoding, "WORKER", ["-c", burn])
-    decoder = Decoder(1, max_pixels=1_000_000, seconds=60)
-    monkeypatch.setattr(decoding._Process, "CPU_SECONDS", 1)
+    monkeypatch.setattr(decoding, "SECONDS", 60)
+    monkeypatch.setattr(decoding, "CPU_SECONDS", 1)
+    decoder = Decoder(1, max_pixels=1_000_000)
     try:
         assert "crashed" in refusal(decoder, encode(np.zeros((4, 4, 3))))[1]
     finally:

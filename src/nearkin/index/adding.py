@@ -1,7 +1,7 @@
-"""Images into an index: read, hashed, decoded, embedded, and written durably batch by batch.
+"""Adding images to an index: they are read, hashed, decoded, embedded and written durably, batch by batch.
 
-The vectors of a batch reach the disk first, then the table of items commits. A process killed between the two leaves
-vectors that no item has, and the next writer overwrites them.
+The vectors of a batch reach the disk first, then the table of items commits. If the process is killed in between, the
+next writer overwrites the vectors that have no item.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from PIL import Image
 
 from nearkin.data.cache import Images, threaded_map, usable_cores
 from nearkin.data.folder import ClassFolders, printable
-from nearkin.data.image_inputs import ImageInputs
+from nearkin.data.image_inputs import ImageInputs, is_one_image
 from nearkin.data.images import UnreadableImageError, decode_bytes, read_file
 from nearkin.data.source import collect_images
 from nearkin.data.table import ImageTable
@@ -40,17 +40,19 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Added:
-    """The result of an ``add``: numbers of images, files that could not be read and why, and files that are none."""
+    """The result of an ``add``: how many images are new and how many were known."""
 
     added: int
     known: int
     failed: tuple[tuple[str, str], ...]
+    """The images that could not be read, and the reasons."""
     left_out: tuple[str, ...] = ()
+    """What else the folders hold: files of other types, and images outside the class folders."""
 
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An ``add`` that has not ended: how many of its images are done."""
+    """An ``add`` that has not ended, and how many of its images are done."""
 
     done: int
     total: int
@@ -59,7 +61,7 @@ class Unfinished:
 
 @dataclass(frozen=True)
 class Source:
-    """An image to be added: a file, or the image of that number among those given."""
+    """An image to add: a file, or the image at index ``number`` of those passed in."""
 
     path: Path | None
     number: int
@@ -73,18 +75,17 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """All images of one ``add``; ``images`` are those that are no files, ``given`` the folders and files read."""
+    """All images of one ``add``: ``images`` without files, or those of the files and folders in ``paths``."""
 
     images: Images | None
     rows: Sequence[Source]
-    columns: Mapping[str, Sequence[str]]
     left_out: tuple[str, ...] = ()
-    given: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A source that was decoded, or is known already, or is unreadable for a reason."""
+    """A source that was decoded, is known already, or cannot be read for a ``reason``."""
 
     source: Source
     file: File | None
@@ -98,20 +99,16 @@ class _Loaded:
 def sources_of(
     given: Any, labels: Labels, shorter_side: int | None, class_folders: ClassFolders | None = None
 ) -> Sources:
-    """The images of an ``add``, with labels by folder or manifest, as given, or none."""
-    if isinstance(given, Sources):
-        return given
+    """The images of an ``add``, labelled by their folders or manifest, by a list of labels, or not at all."""
     if isinstance(labels, str) and labels != "folder":
         raise RecipeError(f"labels must be 'folder', one for each image, or None, got {labels!r}")
-    is_image = isinstance(given, (bytes, bytearray, Image.Image)) or getattr(given, "ndim", None) in (2, 3)
-    is_one = isinstance(given, (str, os.PathLike)) or not isinstance(given, Iterable) or is_image
-    images = [given] if is_one else list(given)
+    images = [given] if is_one_image(given) or not isinstance(given, Iterable) else list(given)
     names = None if labels is None or isinstance(labels, str) else list(labels)
     if names is not None and len(names) != len(images):
         raise RecipeError(f"{len(images):,} images were given, and {len(names):,} labels: give one for each")
     if not all(isinstance(image, (str, os.PathLike)) for image in images):
         rows = [Source(None, i, label or None) for i, label in enumerate(names or [None] * len(images))]
-        return Sources(ImageInputs(images, shorter_side=shorter_side), rows, {})
+        return Sources(ImageInputs(images, shorter_side=shorter_side), rows)
     if names is None:
         table = collect_images([Path(image) for image in images], class_folders=class_folders)
     else:
@@ -122,7 +119,7 @@ def sources_of(
         class_name = None if labels is None else table.class_names[label] or None
         rows.append(Source(Path(path), i, class_name, {key: column[i] for key, column in columns.items()}))
     paths = tuple(printable(os.path.abspath(image)) for image in images)
-    return Sources(None, rows, columns, tuple(map(str, table.left_out)), paths)
+    return Sources(None, rows, tuple(map(str, table.left_out)), paths)
 
 
 def write_all(
@@ -134,14 +131,14 @@ def write_all(
     batch_size: int,
     progress: Progress | None,
 ) -> Added:
-    """Add what is not there yet, batch by batch."""
+    """Add the images whose content is new, batch by batch."""
     with items.writing():
-        items.add_columns(sources.columns)
+        items.add_columns([source.columns for source in sources.rows])
         _record_progress(items, sources, 0)
     added = done = 0
     failed: list[tuple[str, str]] = []
-    with contextlib.closing(_load_all(sources, model.shorter_side, items)) as every:
-        while batch := list(itertools.islice(every, batch_size)):
+    with contextlib.closing(_load_all(sources, model.shorter_side, items)) as images:
+        while batch := list(itertools.islice(images, batch_size)):
             added += _write_batch(batch, items, vectors, engine, model, batch_size)
             done += len(batch)
             for loaded in batch:
@@ -155,39 +152,36 @@ def write_all(
 
 
 def _record_progress(items: Items, sources: Sources, done: int) -> None:
-    """Store how far an ``add`` of files is, which is deleted at its end."""
-    if sources.given:
-        items.set_fact("unfinished", asdict(Unfinished(done, len(sources.rows), sources.given)))
+    """Store how far an ``add`` of files has come; the index deletes this at the end."""
+    if sources.paths:
+        items.set_fact("unfinished", asdict(Unfinished(done, len(sources.rows), sources.paths)))
 
 
 def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Generator[_Loaded]:
-    """Every source in order, decoded on all cores unless its content is known."""
-
-    def decoded(source: Source, file: File | None, digest: bytes, pixels: NDArray[np.uint8]) -> _Loaded:
-        thumbnail = thumbnail_of(pixels)
-        fingerprint = None if min(pixels.shape[:2]) < SIDE else perceptual_hash(brightness(thumbnail))
-        return _Loaded(source, file, digest, pixels, thumbnail, fingerprint)
+    """Every source in order; those with new content are decoded, on all cores."""
 
     def load(source: Source) -> _Loaded:
         file = None
         try:
-            if source.path is None or source.name is None:
-                assert sources.images is not None, "a source is a file or among the images given"
+            if sources.images is not None:
                 pixels = sources.images[source.number]
-                return decoded(source, None, hash_of_pixels(pixels), pixels)
-            file = File(source.name, 0, 0, None)
-            with contextlib.suppress(OSError):
-                status = os.stat(source.path)
-                file = File(source.name, status.st_size, status.st_mtime_ns, None)
-            before = items.file(source.name)
-            if before is not None and before == replace(before, size=file.size, changed=file.changed, reason=None):
-                return _Loaded(source, before)
-            content = read_file(source.path)
-            digest = hash_of(content)
-            if items.ids_by_hash([digest]):
-                return _Loaded(source, file, digest)
-            pixels = decode_bytes(content, path=source.path, shorter_side=shorter_side)
-            return decoded(source, file, digest, pixels)
+                digest = hash_of_pixels(pixels)
+            elif source.path is not None and source.name is not None:
+                file = File(source.name, 0, 0, None)
+                with contextlib.suppress(OSError):
+                    status = os.stat(source.path)
+                    file = File(source.name, status.st_size, status.st_mtime_ns, None)
+                before = items.file(source.name)
+                if before is not None and replace(before, id=None) == file:
+                    return _Loaded(source, before)
+                content = read_file(source.path)
+                digest = hash_of(content)
+                if items.ids_by_hash([digest]):
+                    return _Loaded(source, file, digest)
+                pixels = decode_bytes(content, path=source.path, shorter_side=shorter_side)
+            thumbnail = thumbnail_of(pixels)
+            fingerprint = None if min(pixels.shape[:2]) < SIDE else perceptual_hash(brightness(thumbnail))
+            return _Loaded(source, file, digest, pixels, thumbnail, fingerprint)
         except UnreadableImageError as error:
             return _Loaded(source, file, reason=error.reason)
 
@@ -197,7 +191,7 @@ def _load_all(sources: Sources, shorter_side: int | None, items: Items) -> Gener
 def _write_batch(
     batch: Sequence[_Loaded], items: Items, vectors: Segments, engine: Engine, model: Model, batch_size: int
 ) -> int:
-    """Embed the new images of a batch and write them; returns how many there were."""
+    """Embed and write the new images of a batch; returns their number."""
     known = items.ids_by_hash([loaded.hash for loaded in batch if loaded.hash])
     new = {loaded.hash: loaded for loaded in batch if loaded.pixels is not None and loaded.hash not in known}
     first = items.fact("rows")
@@ -221,13 +215,17 @@ def _write_batch(
 
 
 def _record(loaded: _Loaded, items: Items, ids: Mapping[bytes, int]) -> int | None:
-    """Store a source's file, and its label and columns where it is the item's own file; returns an item deleted so."""
-    deleted, id, source = None, ids.get(loaded.hash) if loaded.hash else None, loaded.source
-    if loaded.file is not None:
+    """Store a source's file, and its label and columns if the item is named after this file.
+
+    Returns the item that is deleted because this was its last file and now has other content.
+    """
+    deleted, id, source, file = None, ids.get(loaded.hash), loaded.source, loaded.file
+    if file is not None:
         # A file that could be read before and cannot be read now keeps its item.
-        before = items.file(loaded.file.path) if loaded.reason is not None else loaded.file
-        id = id if id is not None or before is None else before.id
-        deleted = items.record_file(File(loaded.file.path, loaded.file.size, loaded.file.changed, id, loaded.reason))
+        before = file if loaded.reason is None else items.file(file.path)
+        if id is None and before is not None:
+            id = before.id
+        deleted = items.record_file(replace(file, id=id, reason=loaded.reason))
     if id is None or loaded.reason is not None:
         return deleted
     item = items.get([id])[id]
@@ -240,7 +238,7 @@ def _record(loaded: _Loaded, items: Items, ids: Mapping[bytes, int]) -> int | No
 
 
 def thumbnail_of(pixels: NDArray[np.uint8]) -> bytes:
-    """A small JPEG of an image's pixels, without any metadata of its file."""
+    """A small JPEG of an image's pixels, without the metadata of its file."""
     image = Image.fromarray(pixels)
     image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
     content = io.BytesIO()
@@ -249,7 +247,7 @@ def thumbnail_of(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def hash_of_pixels(pixels: NDArray[np.uint8]) -> bytes:
-    """The hash that identifies an image which is no file."""
+    """The hash that identifies an image without a file."""
     return hash_of(repr(pixels.shape).encode() + pixels.tobytes())
 
 
@@ -258,7 +256,7 @@ def hash_of(content: bytes) -> bytes:
 
 
 def check_vectors(vectors: NDArray[np.float32], dim: int) -> None:
-    """Refuse damaged vectors of an encoder: a stored NaN would never be near anything."""
+    """Refuse vectors of a damaged encoder: nothing is ever near a NaN."""
     if vectors.shape[1] != dim or not np.isfinite(vectors).all():
         wrong = f"the encoder gave vectors {list(vectors.shape)} with NaN or infinity, or not of dimension {dim}"
         raise DataError(f"{wrong}: its weights are damaged; train it again")

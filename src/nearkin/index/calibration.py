@@ -1,13 +1,12 @@
-"""What an index says about its own answers, learned from its labelled images that the encoder was not trained on."""
+"""How sure an index is of its answers, learned from labelled images that the encoder was not trained on."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.evaluation.confidence import (
     FEWEST_CLASSES,
@@ -19,19 +18,19 @@ from nearkin.evaluation.confidence import (
     learn_confidence,
     without_itself,
 )
-from nearkin.evaluation.neighbours import nearest
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, nearest
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
 REFIT_GROWTH = 1.05
-"""By how much the labelled images must have grown for confidences to be learned again."""
+"""By how much the number of labelled images must grow before confidences are learned again."""
 _BLOCK = 1 << 17
-"""Vectors in memory at a time."""
+"""Vectors that are in memory at a time."""
 
 
 def calibrate(items: Items, vectors: Segments, model: Model) -> None:
-    """Learn the confidences of an index and store them; again only when its labelled images have grown enough."""
+    """Learn and store the confidences of an index, unless its labelled images have hardly grown since last time."""
     before, labelled = items.fact("calibration"), items.rows("SELECT count(label) FROM items")[0][0]
     if before is not None and before["confidence"] is not None and labelled < REFIT_GROWTH * before["labelled"]:
         return
@@ -49,25 +48,30 @@ def calibration_facts(
     """
     rows = items.rows("SELECT id, label, hash FROM items WHERE label IS NOT NULL ORDER BY id")
     rows = [row for row in rows if row[0] not in without]
-    learned, reason = None, "no image has a label"
-    if rows and model.was_trained_on is None:
-        reason = f"{model.path.name} does not tell which images it was trained on: index with its run, or export again"
-    elif rows and model.was_trained_on is not None:
-        ids = np.array([row[0] for row in rows], dtype=np.int64)
-        names, labels = np.unique([row[1] for row in rows], return_inverse=True)
-        unseen = np.flatnonzero([not model.was_trained_on(bytes(row[2]).hex()) for row in rows])
-        search = _search_among(vectors, ids, model.distance)
-        learned = learn_confidence(labels, unseen, lambda rows: vectors.take(ids[rows]), search, model.distance)
-        reason = (
-            f"it takes {FEWEST_IMAGES} labelled images that the encoder was not trained on, with another of their "
-            f"label, and {len(unseen):,} of {len(rows):,} were not trained on: add labelled images, or train with "
-            f"protocol.holdout_share=0.1"
-        )
-        if len(names) < FEWEST_CLASSES:
-            reason = f"it takes {FEWEST_CLASSES} labels, and there are {len(names)}"
-    if learned is not None:
-        return {"confidence": asdict(learned), "reason": None, "labelled": len(rows)}
-    return {"confidence": None, "reason": reason, "labelled": len(rows)}
+    learned = _learn(rows, vectors, model)
+    if isinstance(learned, str):
+        return {"confidence": None, "reason": learned, "labelled": len(rows)}
+    return {"confidence": asdict(learned), "reason": None, "labelled": len(rows)}
+
+
+def _learn(rows: Sequence[Any], vectors: Segments, model: Model) -> Confidence | str:
+    """The confidences of labelled items, given by id, label and hash, or the reason why there are none."""
+    if not rows:
+        return "no image has a label"
+    if model.was_trained_on is None:
+        return f"{model.path.name} does not tell which images it was trained on: index with its run, or export again"
+    ids = np.array([row[0] for row in rows], dtype=np.int64)
+    names, labels = np.unique([row[1] for row in rows], return_inverse=True)
+    if len(names) < FEWEST_CLASSES:
+        return f"it takes {FEWEST_CLASSES} labels, and there are {len(names)}"
+    unseen = np.flatnonzero([not model.was_trained_on(bytes(row[2]).hex()) for row in rows])
+    search = _search_among(vectors, ids, model.distance)
+    learned = learn_confidence(labels, unseen, lambda rows: vectors.take(ids[rows]), search, model.distance)
+    return learned or (
+        f"it takes {FEWEST_IMAGES} labelled images that the encoder was not trained on, with another of their "
+        f"label, and {len(unseen):,} of {len(rows):,} were not trained on: add labelled images, or train with "
+        f"protocol.holdout_share=0.1"
+    )
 
 
 def read_confidence(items: Items) -> tuple[Confidence | None, str | None]:
@@ -77,18 +81,17 @@ def read_confidence(items: Items) -> tuple[Confidence | None, str | None]:
         return None, "no image has been added yet"
     if facts["confidence"] is None:
         return None, str(facts["reason"])
-    curves = {}
+    stored = facts["confidence"]
     for name in ("hit", "label"):
-        curve = facts["confidence"][name]
-        lists = {"slopes": tuple(curve["slopes"]), "bins": tuple(Bin(*bin) for bin in curve["bins"])}
-        curves[name] = Curve(**(curve | lists))
-    return Confidence(**(facts["confidence"] | curves)), None
+        slopes, bins = tuple(stored[name]["slopes"]), tuple(Bin(*bin) for bin in stored[name]["bins"])
+        stored[name] = Curve(**stored[name] | {"slopes": slopes, "bins": bins})
+    return Confidence(**stored), None
 
 
-def _search_among(vectors: Segments, ids: NDArray[np.int64], distance: Any) -> Search:
-    """A search among some stored vectors, a block of them in memory at a time."""
+def _search_among(vectors: Segments, ids: Ints, distance: Distance) -> Search:
+    """A search among the vectors of some items, with a block of them in memory at a time."""
 
-    def search(rows: NDArray[np.int64], k: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def search(rows: Ints, k: int) -> tuple[Ints, Floats]:
         queries = vectors.take(ids[rows])
         order, scores = np.empty((len(rows), 0), dtype=np.int64), np.empty((len(rows), 0))
         for first in range(0, len(ids), _BLOCK):

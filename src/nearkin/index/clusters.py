@@ -10,38 +10,38 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nearkin.disk import write_atomically
 from nearkin.errors import DataError, RecipeError
 from nearkin.evaluation.clustering import kmeans
+from nearkin.evaluation.neighbours import Ints
 from nearkin.evaluation.scores.nmi import normalised_mutual_information
 from nearkin.index.filters import Where
 from nearkin.index.index import Index
 
 MOST_JUDGED = 2_000
-"""Items, drawn at random, on which numbers of clusters are tried."""
+"""The most items on which numbers of clusters are tried; they are drawn at random."""
 _STEP = 1.35
 
 
 @dataclass(frozen=True)
 class Clusters:
-    """Items by cluster, the largest first, and in each by their distance to its centre."""
+    """Items by cluster, the largest first; within each they are ordered by their distance to its centre."""
 
     ids: tuple[tuple[int, ...], ...]
     silhouette: float | None
-    """The mean of the items that the number was tried on; None where it was given."""
+    """The mean silhouette of the items on which the number was tried; None if the number was given."""
     purity: float | None
     """The share of labelled items with the most frequent label of their cluster."""
     nmi: float | None
 
 
 def cluster(index: Index, number: int | None = None, *, where: Where | None = None, seed: int = 0) -> Clusters:
-    """Put the items that meet ``where`` into ``number`` clusters by k-means.
+    """Cluster the items that meet ``where`` into ``number`` clusters by k-means.
 
-    Without a number, the one with the highest mean silhouette (Rousseeuw 1987) of 2,000 items is taken: numbers from 2
-    to half of them are tried, each about a third more than the last, then those around the best.
+    By default it is the number with the highest mean silhouette (Rousseeuw 1987) on 2,000 items. Numbers from 2 to half
+    of them are tried, each about a third larger than the last, then those around the best.
     """
     ids = index.ids(where)
     if len(ids) < 2:
@@ -69,7 +69,7 @@ def cluster(index: Index, number: int | None = None, *, where: Where | None = No
 
 
 def write_manifest(file: Path, index: Index, clusters: Clusters) -> None:
-    """Write a CSV with id, path, label and cluster of every item, which 'nearkin train' and 'nearkin index' read."""
+    """Write a CSV with id, path, label and cluster of each item, which 'nearkin train' and 'nearkin index' read."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(["id", "path", "label", "cluster"])
@@ -80,7 +80,7 @@ def write_manifest(file: Path, index: Index, clusters: Clusters) -> None:
 
 
 def _best_number(vectors: Tensor, seed: int) -> tuple[int, float]:
-    """The number of clusters with the highest mean silhouette, of equal ones the least."""
+    """The number of clusters with the highest mean silhouette, or the smallest of equal ones, and the silhouette."""
     if len(vectors) < 4:
         return 1, 0.0
     from sklearn.metrics import silhouette_score
@@ -104,7 +104,7 @@ def _best_number(vectors: Tensor, seed: int) -> tuple[int, float]:
     return best, tried[best]
 
 
-def _by_size(ids: NDArray[np.int64], vectors: Tensor, assigned: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+def _by_size(ids: Ints, vectors: Tensor, assigned: Ints) -> tuple[tuple[int, ...], ...]:
     groups = []
     for number in np.unique(assigned):
         rows = np.flatnonzero(assigned == number)

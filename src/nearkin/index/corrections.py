@@ -1,4 +1,4 @@
-"""Corrections of labels by people, stored next to an index's labels and not over them."""
+"""Corrections of labels by people, stored next to an index's labels, which stay as they are."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearkin.index.items import MissingItemError
 
 @dataclass(frozen=True)
 class Correction:
-    """An item is ``label``; None where it is only known that ``was`` is wrong."""
+    """The right ``label`` of an item; None if it is only known that ``was`` is wrong."""
 
     id: int
     path: str | None
@@ -54,8 +54,8 @@ def withdraw(index: Index, id: int) -> None:
 def manifest(index: Index) -> str:
     """The index's images with corrected labels, as a CSV that ``nearkin train --data`` reads.
 
-    Items without a file or a label are left out, those whose label is only known to be wrong, and columns whose name
-    means something else to a manifest: path, label, split or id.
+    It leaves out items without a file or a right label, and columns whose name has another meaning in a manifest: path,
+    label, split or id.
     """
     corrected = {correction.id: correction.label for correction in corrections(index)}
     items = [item for item in index.items(index.ids()) if item.path is not None]

@@ -15,11 +15,11 @@ from nearkin.index.index import Index
 
 
 def export(index: Index, file: str | Path, *, where: Where | None = None) -> int:
-    """Write the items of an index that meet ``where``, with their columns and vectors; returns how many.
+    """Write the items of an index that meet ``where``, with their columns and vectors; returns their number.
 
     An .npz holds ``ids``, ``paths``, ``labels``, ``vectors [N, dim]`` (float32), ``columns.NAME`` for each further
     column, ``encoder`` and ``distance``. A .parquet file (extra ``parquet``) has a row for each item: ``id``, ``path``,
-    ``label``, the further columns and ``vector``, a list of fixed size. The vectors have to fit into memory.
+    ``label``, the further columns and ``vector``, a list of fixed size. The vectors must fit into memory.
     """
     target = Path(file).expanduser()
     if target.suffix not in (".npz", ".parquet"):
@@ -48,7 +48,7 @@ def export(index: Index, file: str | Path, *, where: Where | None = None) -> int
 
 
 def _array(values: list[Any]) -> NDArray[Any]:
-    """A column for NumPy, which has no gaps: they are NaN among numbers, and empty text."""
+    """A column for NumPy: missing numbers are NaN, missing texts are empty."""
     if not any(isinstance(value, (int, float)) for value in values):
         return np.array([value or "" for value in values], dtype=np.str_)
     return np.array([np.nan if value is None else value for value in values])

@@ -1,8 +1,8 @@
 """An approximate engine by faiss, for more vectors than can be scanned for every query: inverted lists (IVF).
 
-It holds vectors in 8 bits and is asked for more rows than are wanted, as all candidates are scored again. Rows that
-were added since the lists were built are scanned exactly. So is everything where that is no slower, under a filter, and
-where the lists give too few. Removed rows stay in the lists until they are built again.
+It stores vectors in 8 bits and gives more rows than are wanted, as all candidates are scored again. Rows that were
+added since the lists were built are scanned exactly. Everything is scanned exactly if that is no slower, under a
+filter, and if the lists give too few rows. Removed rows stay in the lists until they are built again.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.disk import make_folder, remove_leftovers, replacing, writing
 from nearkin.errors import require
-from nearkin.index.engine import RECALL_AT, Distance, recall_measure
+from nearkin.evaluation.neighbours import Distance, Floats, Ints
+from nearkin.index.engine import RECALL_AT, recall_measure
 from nearkin.index.exact_engine import ExactEngine
 from nearkin.index.segments import Segments
 
 LEAST_ROWS = 200_000
-"""The exact scan of fewer rows takes some 5 ms for a query: nothing to save."""
+"""The exact scan of fewer rows takes some 5 ms for a query, so there is nothing to save."""
 LEAST_SHARE = 0.9
-"""Where fewer rows are allowed they are scanned exactly, as a filter leaves out whole lists."""
+"""If a filter allows a smaller share of rows, they are scanned exactly, as it may exclude whole lists."""
 TAIL_SHARE = 0.2
-"""Rows, as a share of those built, that are scanned exactly before the lists are built again."""
+"""New rows, as a share of those in the lists, that are scanned exactly before the lists are built again."""
 GOAL = 0.99
-"""The least effort is taken that finds this share of the ten nearest."""
+"""The share of the ten nearest to find, with as few lists as possible."""
 LEAST_RECALL = 0.9
-"""Vectors of which any effort finds less, such as random or nearly equal ones, are scanned exactly after all."""
+"""If any number of lists finds less, as among random or nearly equal vectors, everything is scanned exactly."""
 _OVERSAMPLING, _LEAST_CANDIDATES = 2, 40
-"""Candidates for each row wanted, and at least in all: 8 bits found the ten nearest of 200,000 among twenty."""
+"""Candidates for each row wanted, and in all at least: in 8 bits the ten nearest of 200,000 were among twenty."""
 _QUERIES = 512
 _BLOCK = 1 << 16
 _FILE = "built.npz"
@@ -43,7 +43,7 @@ _FILE = "built.npz"
 
 @dataclass(frozen=True)
 class _Built:
-    """An index of faiss over the first ``rows``, the lists to look into for ten neighbours, and the share it finds."""
+    """A faiss index of the first ``rows``, the lists to search for ten neighbours (``effort``), and its recall."""
 
     index: Any
     rows: int
@@ -52,7 +52,7 @@ class _Built:
 
 
 class FaissEngine(ExactEngine):
-    """Lists around centres of k-means; a query looks into those whose centres are nearest."""
+    """Lists around centres of k-means; a query searches those whose centres are nearest."""
 
     def __init__(self, folder: Path, vectors: Segments, distance: Distance) -> None:
         super().__init__(folder, vectors, distance)
@@ -60,22 +60,20 @@ class FaissEngine(ExactEngine):
         self._lists: tuple[_Built | None, int] = (None, 0)
         self._loaded: tuple[object, _Built | None] = (None, None)
 
-    def show(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def show(self, rows: int, live: Ints | None = None) -> None:
         super().show(rows)
         built = self._load()
-        # One that is ahead of the rows shown was written since; it is used after the next change.
+        # Lists that are ahead of the rows shown have just been written; they are used after the next change.
         self._lists = (built if built is not None and built.rows <= rows else None, rows)
 
-    def rebuild(self, rows: int, live: NDArray[np.int64] | None = None) -> None:
+    def rebuild(self, rows: int, live: Ints | None = None) -> None:
         super().rebuild(rows)
         built = self._load()
         is_recent = built is not None and built.rows <= rows <= (1 + TAIL_SHARE) * built.rows
         if rows >= LEAST_ROWS and not is_recent:
             self._save(self._measured(self._filled(rows), rows))
 
-    def candidates(
-        self, queries: NDArray[np.float64], k: int, allowed: NDArray[np.int64] | None
-    ) -> list[NDArray[np.int64]]:
+    def candidates(self, queries: Floats, k: int, allowed: Ints | None) -> list[Ints]:
         built, rows = self._lists
         available = rows if allowed is None else len(allowed)
         effort = 0 if built is None else math.ceil(built.effort * max(1.0, k / RECALL_AT))
@@ -111,7 +109,7 @@ class FaissEngine(ExactEngine):
         return facts | {f"recall@{RECALL_AT}": round(built.recall, 4), "lists searched": built.effort}
 
     def _filled(self, rows: int) -> Any:
-        """An index of faiss with the first ``rows`` of the stored vectors."""
+        """A faiss index of the first ``rows`` stored vectors."""
         lists = max(1, round(2 * math.sqrt(rows)))
         metric = self._faiss.METRIC_INNER_PRODUCT if self._distance == "cosine" else self._faiss.METRIC_L2
         index = self._faiss.index_factory(self._vectors.width, f"IVF{lists},SQ8", metric)
@@ -123,7 +121,7 @@ class FaissEngine(ExactEngine):
         return index
 
     def _measured(self, index: Any, rows: int) -> _Built:
-        """With the least effort that reaches the goal, and the recall that it reaches."""
+        """The index with the least effort that reaches the goal, or the most, and the recall measured with it."""
         exact = ExactEngine(self._folder, self._vectors, self._distance)
         trial = FaissEngine(self._folder, self._vectors, self._distance)
         for engine in (exact, trial):
@@ -138,7 +136,7 @@ class FaissEngine(ExactEngine):
             effort = min(2 * effort, most)
 
     def _save(self, built: _Built) -> None:
-        """Write the file whole or not at all; the checksums of an .npz reveal a damaged one."""
+        """Write the file atomically; the checksums of an .npz reveal damage."""
         path = self._folder / _FILE
         make_folder(self._folder)
         remove_leftovers(self._folder)
@@ -147,13 +145,13 @@ class FaissEngine(ExactEngine):
             np.savez(file, index=body, facts=np.array([built.rows, built.effort, built.recall]))
 
     def _load(self) -> _Built | None:
-        """What was built, or None where there is nothing or it is damaged."""
+        """The lists that were built; None if there are none or the file is damaged."""
         path, built = self._folder / _FILE, None
         if not path.is_file():
             return None
         stat = path.stat()
         if (key := (stat.st_ino, stat.st_size, stat.st_mtime_ns)) != self._loaded[0]:
-            # faiss raises a RuntimeError for what another version of it wrote.
+            # faiss raises a RuntimeError for the file of another version.
             damaged = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile)
             with contextlib.suppress(*damaged), np.load(path, allow_pickle=False) as stored:
                 rows, effort, recall = stored["facts"].tolist()

@@ -1,4 +1,4 @@
-"""Filters on items: ``{"label": ["tit"], "year": (2020, None)}`` as an SQL condition whose values are parameters."""
+"""Filters on items: ``{"label": ["tit"], "year": (2020, None)}`` as an SQL condition with parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from nearkin.errors import RecipeError, did_you_mean
 
 Where = Mapping[str, Any]
-"""By field: a value, a list of alternatives, or a range (from, to) of which one end may be None."""
+"""By field: a value, a list of alternatives, or a range (from, to) with None for an open end."""
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _TERM = re.compile(r"(?P<field>.+?)\s*(?P<sign><=|>=|==|!=|=|<|>)\s*(?P<value>.*)", flags=re.S)

@@ -1,4 +1,4 @@
-"""Whether two pictures are one photo, stored again: a perceptual hash proposes pairs, and their brightness decides."""
+"""Whether two images are copies of one photo: a perceptual hash proposes pairs, and their brightness decides."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 
 MOST_BITS = 10
-"""A pair is compared more closely where at most so many of the 64 bits of its hashes differ."""
+"""A pair is compared more closely if at most this many of the 64 bits of its hashes differ."""
 LEAST_CORRELATION = 0.8
-"""Of the brightness of the same picture at 32 × 32 points; both chosen on photos, docs/search.md has the figures."""
+"""The least correlation of brightness at 32 × 32 points; like the bits chosen on photos (docs/search.md)."""
 COPY_CORRELATION = 0.95
 MOST_COLOUR = 10.0
-"""Of copies that a search shows as one: the least correlation of brightness, the mean difference of colours of 255."""
+"""Copies that a search shows as one: the least correlation of brightness, the largest mean difference of colours."""
 SIDE = 32
-"""Points, in both directions, at which images are compared; smaller ones are not."""
+"""Images are compared at 32 × 32 points; smaller ones are not compared."""
 _LEAST_CONTRAST = 2.0
 _HASHES_AT_ONCE = 256
 # The 64 lowest frequencies but for the mean, by u + v.
@@ -36,10 +36,10 @@ def brightness(image: bytes) -> NDArray[np.float32]:
 
 
 def perceptual_hash(grey: NDArray[np.float32]) -> int | None:
-    """64 bits of an image's coarse appearance, or None where it is of one colour throughout.
+    """64 bits of an image's coarse appearance, or None if it is uniform.
 
-    Each bit is the sign of one of the 64 lowest frequencies of its brightness (Zauner 2010), which hardly change when a
-    picture is encoded again, made smaller or brighter.
+    Each bit is the sign of one of the 64 lowest frequencies of its brightness (Zauner 2010), which hardly change if the
+    image is encoded again, made smaller or brighter.
     """
     if grey.std() < _LEAST_CONTRAST:
         return None
@@ -48,13 +48,13 @@ def perceptual_hash(grey: NDArray[np.float32]) -> int | None:
 
 
 def are_alike(one: NDArray[np.float32], other: NDArray[np.float32], least: float = LEAST_CORRELATION) -> bool:
-    """Whether the brightness of two images is correlated as that of the same picture is."""
+    """Whether the brightness of two images correlates by at least ``least``."""
     lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
     return lengths > 0 and float(np.vdot(one, other)) >= least * lengths
 
 
 def are_copies(one: bytes, other: bytes) -> bool:
-    """Whether two image files show one photo: their brightness is correlated, and their colours differ little."""
+    """Whether two image files show one photo: their brightness correlates, and their colours differ little."""
     if not are_alike(brightness(one), brightness(other), COPY_CORRELATION):
         return False
     colours = []
@@ -65,26 +65,14 @@ def are_copies(one: bytes, other: bytes) -> bool:
     return float(np.abs(colours[0] - colours[1]).mean()) <= MOST_COLOUR
 
 
-def differing_bits(hashes: NDArray[np.uint64], hash: int) -> NDArray[np.int64]:
-    """In how many bits hashes ``[N]`` differ from another.
-
-    >>> differing_bits(np.array([0b1, 0b111], dtype=np.uint64), 0b101).tolist()
-    [1, 1]
-    """
-    differing = np.bitwise_xor(hashes, np.uint64(hash)).view(np.uint8).reshape(-1, 8)
-    bits: NDArray[np.int64] = np.unpackbits(differing, axis=1).sum(axis=1, dtype=np.int64)
-    return bits
-
-
 def pairs_within(hashes: NDArray[np.uint64], most: int) -> Iterator[NDArray[np.int64]]:
-    """Every pair ``[P, 2]`` of hashes that differ in at most ``most`` bits, in parts.
+    """All pairs ``[P, 2]`` of hashes that differ in at most ``most`` bits, block by block.
 
     >>> np.concatenate(list(pairs_within(np.array([0b1, 0b111, 1 << 40], dtype=np.uint64), 2))).tolist()
     [[0, 1], [0, 2]]
     """
-    # With bits as −1 and 1, the product of two hashes is 64 less twice the number of bits that differ.
+    # With bits as −1 and 1, the product of two hashes is 64 minus twice the number of differing bits.
     signs = np.unpackbits(hashes.view(np.uint8).reshape(-1, 8), axis=1).astype(np.float32) * 2 - 1
     for start in range(0, len(hashes), _HASHES_AT_ONCE):
         products = signs[start : start + _HASHES_AT_ONCE] @ signs[start:].T
-        pairs = np.argwhere(np.triu(products >= 64 - 2 * most, k=1))
-        yield pairs + start
+        yield np.argwhere(np.triu(products >= 64 - 2 * most, k=1)) + start

@@ -18,6 +18,7 @@ from nearkin.data.folder import ClassFolders, suggest_path
 from nearkin.disk import make_folder, sole_writer_of, writing
 from nearkin.errors import DataError, RecipeError, did_you_mean
 from nearkin.evaluation.confidence import DEFAULT_THRESHOLD, VOTERS, ClassProfile, Confidence
+from nearkin.evaluation.neighbours import Distance
 from nearkin.index.adding import (
     Added,
     Labels,
@@ -30,7 +31,7 @@ from nearkin.index.adding import (
     write_all,
 )
 from nearkin.index.calibration import calibrate, read_confidence
-from nearkin.index.engine import Distance, Engine, check_engine, new_identity, open_engine, without_password
+from nearkin.index.engine import Engine, check_engine, new_identity, open_engine, without_password
 from nearkin.index.filters import Where
 from nearkin.index.items import NAME, Item, Items, MissingItemError, vectors_folder
 from nearkin.index.search import (
@@ -53,46 +54,46 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Status:
-    """What an index holds, and what it does not."""
+    """The contents of an index."""
 
     path: Path
     items: int
     labelled: int
     labels: int
     found: int
-    """Files in everything that was added."""
+    """Image files that were found in what was added."""
     embedded: int
     duplicates: int
-    """Embedded files whose content another file has as well."""
+    """Embedded files with the same content as another one."""
     failed: tuple[tuple[str, str], ...]
-    """Files that could not be read, and the reason."""
+    """Files that could not be read, and the reasons."""
     columns: tuple[str, ...]
     dim: int
     distance: str
     encoder: str
     model: str
     model_options: Mapping[str, Any]
-    """The options that its encoder was loaded with: mirror images, further runs."""
+    """The options with which its encoder was loaded: mirror images, further runs."""
     unfinished: Unfinished | None
-    """The ``add`` that runs, or was interrupted."""
+    """The ``add`` that is running or was interrupted."""
     engine: Mapping[str, Any]
     confidence: Confidence | None
     no_confidence: str | None
-    """Why there is none, and what to do."""
+    """Why there is no confidence, and what to do."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The id of an uploaded image; ``added`` is False where its content was there already."""
+    """The id of an uploaded image; ``added`` is False if its content was there already."""
 
     id: int
     added: bool
 
 
 class Index:
-    """Images of any number, by their appearance to one encoder; made by :meth:`create`, opened by :meth:`open`.
+    """Any number of images with their vectors by one encoder; made by :meth:`create`, opened by :meth:`open`.
 
-    Any number of processes may search. One at a time may change it, and the others see that with their next search.
+    Any number of processes may search. One at a time may change it, and the others see this in their next search.
     """
 
     def __init__(self, folder: Path, items: Items, model: Model | None) -> None:
@@ -138,7 +139,7 @@ class Index:
 
     @classmethod
     def open(cls, folder: str | Path, model: Model | None = None) -> Index:
-        """The index in ``folder``; without ``model`` its encoder is loaded from where it was, once it is needed."""
+        """The index in ``folder``; without ``model`` its encoder is loaded from its path when it is needed."""
         path = Path(folder).expanduser()
         if not (path / NAME).is_file():
             what = f"{path} is no index" if path.exists() else f"there is no index {str(path)!r}{suggest_path(path)}"
@@ -150,7 +151,7 @@ class Index:
 
     @property
     def model(self) -> Model:
-        """The encoder of the index, loaded from where it was when the index was made."""
+        """The encoder of the index, loaded from its path when the index was made."""
         if self._model is None:
             try:
                 model = reload(self._items.fact("model"), self._items.fact("model_options") or {})
@@ -162,7 +163,7 @@ class Index:
         return self._model
 
     def __len__(self) -> int:
-        return self._items.count()
+        return int(self._items.rows("SELECT count(*) FROM items")[0][0])
 
     @property
     def version(self) -> tuple[int, int]:
@@ -181,42 +182,43 @@ class Index:
         batch_size: int = 64,
         progress: Progress | None = None,
     ) -> Added:
-        """Add every image of a folder, a manifest, image files, or images as :meth:`Model.encode` takes them.
+        """Add the images of a folder or a manifest, image files, or images as :meth:`Model.encode` takes them.
 
-        Images whose content is there already are skipped, so the same call resumes after an interruption. A file whose
-        content changed replaces its old item, and a new label replaces the old one. Each batch is on the disk before
-        the next begins. Unreadable files are in ``failed`` and in :meth:`status`.
+        Images whose content is there already are skipped, so the same call resumes after an interruption. A file with
+        new content replaces its old item, and a new label the old one. Each batch is on disk before the next begins.
+        ``failed`` and :meth:`status` list unreadable files.
 
         Args:
             source: where the images are.
             labels: ``"folder"`` for the names of folders or a manifest's labels, one for each image, or None.
-            class_folders: which folders are the classes, ``deepest`` or ``top``; default: as the encoder's run has it.
+            class_folders: which folders are the classes, ``deepest`` or ``top``; default: as in the encoder's run.
             batch_size: images that are embedded and written together.
             progress: called with the numbers of images done and in all.
         """
         if batch_size < 1:
             raise RecipeError(f"batch_size must be at least 1, got {batch_size}")
+        class_folders = class_folders or self.model.class_folders
+        return self._add(sources_of(source, labels, self.model.shorter_side, class_folders), batch_size, progress)
+
+    def _add(self, sources: Sources, batch_size: int, progress: Progress | None = None) -> Added:
         model = self.model
-        sources = sources_of(source, labels, model.shorter_side, class_folders or model.class_folders)
         with self._writing():
             added = write_all(sources, self._items, self._vectors, self._engine, model, batch_size, progress)
             if added.added:
                 self._engine.rebuild(self._items.fact("rows"), self._items.ids())
-                with self._items.writing():  # so that every reader loads what was built
+                with self._items.writing():  # so that every reader loads the engine's new files
                     self._items.set_fact("engine", self._engine_name)
             if added.added or self._items.fact("calibration") is None:
                 self._refresh()
                 calibrate(self._items, self._vectors, model)
-            if sources.given:
+            if sources.paths:
                 with self._items.writing():
                     self._items.set_fact("unfinished", None)
         return added
 
     def add_pixels(self, pixels: NDArray[np.uint8], label: str | None, columns: Mapping[str, str]) -> Stored:
         """Add one image ``[H, W, 3]`` without a file, decoded as the encoder wants it; numbers in columns are text."""
-        values = {name: [value] for name, value in columns.items()}
-        uploaded = Sources([pixels], [Source(None, 0, label, columns)], values)
-        added = self.add(uploaded)
+        added = self._add(Sources([pixels], [Source(None, 0, label, columns)]), batch_size=1)
         return Stored(self._items.ids_by_hash([hash_of_pixels(pixels)]).popitem()[1], added.added == 1)
 
     def add_test_images(self, run: str | Path, *, progress: Progress | None = None) -> Added:
@@ -245,19 +247,19 @@ class Index:
         return self.add(paths, labels, progress=progress)
 
     def remove(self, ids: Iterable[int]) -> None:
-        """Remove items for good, or none where one is not there; vectors and thumbnails are overwritten by zeros."""
+        """Remove items for good, or none if one does not exist; vectors and thumbnails are overwritten with zeros."""
         wanted = [int(id) for id in ids]
         with self._writing():
             self._existing(wanted)
             with self._items.writing():
                 self._items.delete(wanted)
-            # All rows without an item, also those of a removal that was interrupted.
+            # All rows without an item, including those of an interrupted removal.
             removed = np.setdiff1d(np.arange(self._items.fact("rows")), self._items.ids())
             self._vectors.clear(removed)
             self._engine.remove(removed)
 
     def use_engine(self, engine: str) -> None:
-        """Search by another engine from now on, built from the stored vectors; the old one's files are deleted."""
+        """Replace the engine by another, built from the stored vectors; the old one's files are deleted."""
         check_engine(engine)
         name = without_password(engine)
         with sole_writer_of(self.path):
@@ -278,33 +280,35 @@ class Index:
         return self._items.ids(where)
 
     def get(self, id: int) -> Item:
-        """One item; an error where it is not there."""
+        """One item; an error if it does not exist."""
         return self.items([id])[0]
 
     def items(self, ids: Sequence[int] | NDArray[np.int64]) -> list[Item]:
-        """Items in the order of ``ids``; an error where one is not there."""
+        """Items in the order of ``ids``; an error if one does not exist."""
         items = self._existing(ids)
         return [items[int(id)] for id in ids]
 
     def vectors(self, ids: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float32]:
-        """The stored vectors ``[N, dim]`` of items, in the order of ``ids``; an error where one is not there."""
+        """The stored vectors ``[N, dim]`` of items, in the order of ``ids``; an error if one does not exist."""
         self._refresh()
         self._existing(ids)
-        taken: NDArray[np.float32] = self._vectors.take(np.asarray(ids, dtype=np.int64))
-        return taken
+        return self._vectors.take(np.asarray(ids, dtype=np.int64))
 
     def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
         """The items that have a label, ascending, and their labels."""
-        return self._items.labels()
+        rows = self._items.rows("SELECT id, label FROM items WHERE label IS NOT NULL ORDER BY id")
+        return np.array([row[0] for row in rows], dtype=np.int64), np.array([row[1] for row in rows], dtype=np.str_)
 
     def label_counts(self) -> list[tuple[str, int]]:
         """Labels and their numbers of items, the most frequent first."""
-        return self._items.label_counts()
+        return self._items.rows(
+            "SELECT label, count(*) AS n FROM items WHERE label IS NOT NULL GROUP BY label ORDER BY n DESC, label"
+        )
 
     def column_ranges(self) -> list[tuple[str, bool, float | None, float | None]]:
-        """The further columns: their names, whether they hold numbers, and if so the least and the largest."""
+        """The columns of manifests: name, whether it holds numbers, and if so the least and the largest."""
         ranges = []
-        for name, field in list(self._items.fields().items())[3:]:
+        for name, field in self._items.columns().items():
             ends = self._items.rows(f"SELECT min({field.column}), max({field.column}) FROM items")[0]
             ranges.append((name, field.is_number, *(ends if field.is_number else (None, None))))
         return ranges
@@ -336,21 +340,21 @@ class Index:
         crop: Sequence[float] | None = None,
         collapse: bool = False,
     ) -> Any:
-        """The ``k`` nearest items of an image, an id or a vector, nearest first and equal ones by id: a list of hits.
+        """The ``k`` nearest items of an image, an id or a vector: a list of hits, nearest first and equal ones by id.
 
-        Of several queries, in a list or as rows of an array, a list of such lists. Exact with the engine ``exact``.
+        Several queries, in a list or as rows of an array, give a list of such lists. Exact with the engine ``exact``.
 
         Args:
             query: a path, bytes, a Pillow image, a uint8 array; the id of an item; a vector of floating point numbers.
-            k: how many at most.
+            k: the most hits.
             where: by field a value, a list of alternatives, or a range ``(from, to)`` with None for no end.
             like: ids of positive examples; with them no query is needed.
             unlike: ids of negative examples.
-            group_by: a field of which every value is shown once, by its nearest item.
+            group_by: a field; only the nearest item of each of its values is shown.
             min_confidence: leave out hits that are less likely than this to be of the query's class.
             offset: how many hits to skip, for the next page.
-            crop: search for this part of the image alone: x, y, width and height as shares of it.
-            collapse: show copies of one photo once, by the nearest; :attr:`Hit.copies` counts them.
+            crop: the part of the image to search for: x, y, width and height as shares of it.
+            collapse: show only the nearest copy of a photo; :attr:`Hit.copies` counts the copies.
         """
         for name, value, least in (("k", k, 1), ("offset", offset, 0)):
             if not is_id(value) or value < least:
@@ -365,10 +369,8 @@ class Index:
             raise RecipeError(f"{self.path} has no confidences: {self._no_confidence}")
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
-        allowed = self._allowed(where)
-        context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
         pages = []
-        for hits in context.hits(vectors, excluded, offset + k, group_by, collapse):
+        for hits in self._context(where).hits(vectors, excluded, offset + k, group_by, collapse):
             if min_confidence is not None:
                 hits = [hit for hit in hits if hit.confidence is not None and hit.confidence >= min_confidence]
             pages.append(hits[offset : offset + k])
@@ -383,30 +385,29 @@ class Index:
     def classify(self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None) -> Any:
         """The label of an image by its nearest labelled items, or "none of these": a :class:`Classified`.
 
-        It is that of the nearest class, by the mean of two scores: of its nearest item, and of its mean. Where no
-        confidence could be learned there is always a label. Several queries give a list.
+        It is that of the nearest class, by the mean of the scores of its nearest item and of its mean. Without learned
+        confidences there is always a label. Several queries give a list.
         """
         self._refresh()
         labelled, items = self._items.rows("SELECT count(label), count(*) FROM items")[0]
         if not labelled:
             raise RecipeError(f"no item of {self.path} has a label: add images with labels to classify by")
         if labelled < items:
-            ids = self._items.labels()[0]
+            ids = self.labels()[0]
             where = {"id": (ids if where is None else np.intersect1d(ids, self._items.ids(where))).tolist()}
         vectors, excluded = query_vectors(query, self.dim, lambda: self.model, self.vectors)
         vectors = combined(vectors, None, None, self.distance)
-        profiles, allowed = self._profiles, self._allowed(where)
-        context = SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
+        profiles, context = self._profiles, self._context(where)
         answers = []
         for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS), strict=True):
             answers.append(context.classified(vector, hits, profiles, min_confidence))
         return answers if are_several(query) else answers[0]
 
     def status(self) -> Status:
-        """What the index holds, what it does not and why, and how reliable its confidences are."""
+        """The contents of the index, the files that it could not read, and how reliable its confidences are."""
         self._refresh()
         files, embedded, distinct, failed = self._items.coverage()
-        counts, unfinished = self._items.label_counts(), self._items.fact("unfinished")
+        counts, unfinished = self.label_counts(), self._items.fact("unfinished")
         return Status(
             path=self.path,
             items=len(self),
@@ -416,7 +417,7 @@ class Index:
             embedded=embedded,
             duplicates=embedded - distinct,
             failed=failed,
-            columns=tuple(self._items.fields())[3:],
+            columns=tuple(self._items.columns()),
             dim=self.dim,
             distance=self.distance,
             encoder=self._items.fact("encoder"),
@@ -429,7 +430,7 @@ class Index:
         )
 
     def _refresh(self) -> None:
-        """Load what this or another process has added and removed since."""
+        """Load the changes that this or another process has made."""
         with self._lock:
             if (version := self._items.version()) == self._seen:
                 return
@@ -452,7 +453,7 @@ class Index:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the index as its one writer; what an interrupted writer left is deleted first."""
+        """Hold the index as its only writer, after deleting what an interrupted writer has left."""
         with sole_writer_of(self.path):
             self._refresh()
             rows = self._items.fact("rows")
@@ -461,23 +462,24 @@ class Index:
             yield
 
     def _existing(self, ids: Iterable[int]) -> dict[int, Item]:
-        """Items by id; an error where one is not there."""
+        """Items by id; an error if one does not exist."""
         wanted = [int(id) for id in ids]
         items = self._items.get(wanted)
         if missing := [id for id in wanted if id not in items]:
             raise MissingItemError(f"there is no item {', '.join(map(str, missing[:5]))} in {self.path}")
         return items
 
-    def _allowed(self, where: Where | None) -> NDArray[np.int64] | None:
-        """The rows to search among, or None for all."""
+    def _context(self, where: Where | None) -> SearchContext:
+        """What a search with the filter ``where`` works on, as of the last refresh."""
+        allowed = None if len(self._live) == self._vectors.rows else self._live
         if where:
             ids = self._items.ids(where)
-            return ids[ids < self._vectors.rows]
-        return None if len(self._live) == self._vectors.rows else self._live
+            allowed = ids[ids < self._vectors.rows]
+        return SearchContext(self._vectors, self._engine, self._items, self.confidence, self.distance, allowed)
 
 
 def encoder_facts(model: Model) -> dict[str, Any]:
-    """The facts that an index keeps of its encoder."""
+    """The facts that an index stores about its encoder."""
     return {
         "encoder": model.identity,
         "model": str(model.path),
@@ -488,7 +490,7 @@ def encoder_facts(model: Model) -> dict[str, Any]:
 
 
 def _check_same_encoder(folder: Path, items: Items, model: Model) -> None:
-    """Refuse an encoder whose vectors do not compare with those of the index."""
+    """Refuse an encoder whose vectors cannot be compared with those of the index."""
     if model.identity != items.fact("encoder"):
         options = "".join(f", {key} {value}" for key, value in (items.fact("model_options") or {}).items())
         raise DataError(

@@ -1,6 +1,6 @@
 """The items of an index in SQLite: its images, the files they come from, people's corrections, facts about the index.
 
-Names that users give never become SQL: further columns are called ``c0``, ``c1``, ….
+Names that users give never become SQL: columns of a manifest are called ``c0``, ``c1``, ….
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class MissingItemError(DataError):
 
 @dataclass(frozen=True)
 class Item:
-    """An image of an index; ``columns`` are the further columns of its manifest."""
+    """An image of an index; ``columns`` are those of its manifest next to path and label."""
 
     id: int
     path: str | None
@@ -53,7 +53,7 @@ class Item:
 
 @dataclass(frozen=True)
 class File:
-    """A file that was read: its size and time of change, and its item or the reason why it has none."""
+    """A file that was read: its size, its time of change, and its item or the reason why it has none."""
 
     path: str
     size: int
@@ -102,7 +102,7 @@ class Items:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """All of what is written within, or nothing."""
+        """A transaction: all of what is written within, or nothing."""
         with self._lock:
             try:
                 self._connection.execute("BEGIN IMMEDIATE")
@@ -119,9 +119,8 @@ class Items:
                 self._local_changes += 1
 
     def version(self) -> tuple[int, int]:
-        """Another value after every change, by this process or by another."""
-        with self._lock:
-            return self._connection.execute("PRAGMA data_version").fetchone()[0], self._local_changes
+        """A value that differs after every change, by this process or another."""
+        return self.rows("PRAGMA data_version")[0][0], self._local_changes
 
     def fact(self, key: str) -> Any:
         """A fact about the index; None where it is not set."""
@@ -131,10 +130,14 @@ class Items:
     def set_fact(self, key: str, value: Any) -> None:
         self.rows("INSERT OR REPLACE INTO facts VALUES (?, ?)", [key, json.dumps(value)])
 
-    def fields(self) -> dict[str, Field]:
-        """The fields to filter and group by: id, label, path, and the further columns."""
+    def columns(self) -> dict[str, Field]:
+        """The columns that manifests brought."""
         columns = self.rows("SELECT name, number, is_number FROM columns ORDER BY number")
-        return _BUILT_IN | {name: Field(f"c{number}", bool(is_number)) for name, number, is_number in columns}
+        return {name: Field(f"c{number}", bool(is_number)) for name, number, is_number in columns}
+
+    def fields(self) -> dict[str, Field]:
+        """The fields to filter and group by: id, label, path, and the columns."""
+        return _BUILT_IN | self.columns()
 
     def ids(self, where: Where | None = None) -> NDArray[np.int64]:
         """Items that are there and meet ``where``, ascending."""
@@ -144,35 +147,20 @@ class Items:
 
     def get(self, ids: Iterable[int]) -> dict[int, Item]:
         """Items by id; those that are not there are left out."""
-        names = [name for name in self.fields() if name not in _BUILT_IN]
-        columns = "".join(f", c{number}" for number in range(len(names)))
-        rows = self.rows(
-            f"SELECT id, path, label{columns} FROM items WHERE id IN (SELECT value FROM json_each(?))", [_listed(ids)]
-        )
-        return {row[0]: Item(row[0], row[1], row[2], dict(zip(names, row[3:], strict=True))) for row in rows}
-
-    def labels(self) -> tuple[NDArray[np.int64], NDArray[np.str_]]:
-        """The items that have a label, ascending, and their labels."""
-        rows = self.rows("SELECT id, label FROM items WHERE label IS NOT NULL ORDER BY id")
-        return np.array([row[0] for row in rows], dtype=np.int64), np.array([row[1] for row in rows], dtype=np.str_)
-
-    def label_counts(self) -> list[tuple[str, int]]:
-        """Labels and their numbers of items, the most frequent first."""
-        return self.rows(
-            "SELECT label, count(*) AS n FROM items WHERE label IS NOT NULL GROUP BY label ORDER BY n DESC, label"
-        )
+        columns = self.columns()
+        selected = ", ".join(["id", "path", "label", *(field.column for field in columns.values())])
+        text = f"SELECT {selected} FROM items WHERE id IN (SELECT value FROM json_each(?))"
+        rows = self.rows(text, [_listed(ids)])
+        return {row[0]: Item(row[0], row[1], row[2], dict(zip(columns, row[3:], strict=True))) for row in rows}
 
     def thumbnail(self, id: int) -> bytes | None:
         rows = self.rows("SELECT image FROM thumbnails WHERE id = ?", [int(id)])
         return rows[0][0] if rows else None
 
     def fingerprints(self, ids: Iterable[int]) -> dict[int, int]:
-        """The perceptual hashes of items; those that show too little to compare have none."""
-        rows = self.rows(
-            "SELECT id, fingerprint FROM items WHERE fingerprint NOT NULL AND id IN (SELECT value FROM json_each(?))",
-            [_listed(ids)],
-        )
-        return {id: int.from_bytes(fingerprint, "big") for id, fingerprint in rows}
+        """The perceptual hashes of items; too small or uniform images have none."""
+        text = "SELECT id, fingerprint FROM items WHERE fingerprint NOT NULL AND id IN (SELECT value FROM json_each(?))"
+        return {id: int.from_bytes(fingerprint, "big") for id, fingerprint in self.rows(text, [_listed(ids)])}
 
     def ids_by_hash(self, hashes: Sequence[bytes]) -> dict[bytes, int]:
         """The items whose content has one of the hashes."""
@@ -184,7 +172,7 @@ class Items:
         return File(*rows[0]) if rows else None
 
     def contents(self, ids: Iterable[int]) -> dict[int, tuple[bytes, list[str]]]:
-        """By item the hash of its content, and the files that have it, the item's own path first."""
+        """For each item the hash of its content and the files with it, the item's path first."""
         wanted = [_listed(ids)]
         rows = self.rows("SELECT id, hash, path FROM items WHERE id IN (SELECT value FROM json_each(?))", wanted)
         contents: dict[int, tuple[bytes, list[str]]] = {row[0]: (row[1], [row[2]] if row[2] else []) for row in rows}
@@ -194,20 +182,20 @@ class Items:
                 contents[id][1].append(path)
         return contents
 
-    def add_columns(self, columns: Mapping[str, Sequence[str]]) -> None:
-        """Add a manifest's further columns, of numbers where all of their values are numbers."""
-        fields = self.fields()
-        for name, values in columns.items():
-            given = [value for value in values if value]
-            wrong = next((value for value in given if as_number(value) is None), None)
+    def add_columns(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """Add the columns of a manifest's rows that are new; one holds numbers if all of its values are numbers."""
+        columns = self.columns()
+        for name in rows[0] if rows else ():
+            values = [row[name] for row in rows if row[name]]
+            wrong = next((value for value in values if as_number(value) is None), None)
             if name in _BUILT_IN:
                 raise DataError(f"a column of a manifest cannot be called {name!r}: rename it")
-            if name not in fields:
-                number = len(fields) - len(_BUILT_IN)
-                self.rows("INSERT INTO columns VALUES (?, ?, ?)", [number, name, wrong is None and bool(given)])
+            if name not in columns:
+                number, is_number = len(columns), wrong is None and bool(values)
+                self.rows("INSERT INTO columns VALUES (?, ?, ?)", [number, name, is_number])
                 self.rows(f"ALTER TABLE items ADD COLUMN c{number}")
-                fields = self.fields()
-            elif fields[name].is_number and wrong is not None:
+                columns[name] = Field(f"c{number}", is_number)
+            elif columns[name].is_number and wrong is not None:
                 raise DataError(f"the column {name!r} holds numbers in this index, and {wrong!r} is none: rename it")
 
     def insert(self, item: Item, hash: bytes, thumbnail: bytes, fingerprint: int | None) -> None:
@@ -219,11 +207,11 @@ class Items:
         self.update(item.id, item.label, item.columns)
 
     def update(self, id: int, label: str | None, columns: Mapping[str, str]) -> None:
-        """Change an item's label and columns; without a label the old one stays."""
-        fields, parts, parameters = self.fields(), ["label = coalesce(?, label)"], [label]
+        """Change an item's label and columns; None keeps the old label."""
+        fields, parts, parameters = self.columns(), ["label = coalesce(?, label)"], list[Any]([label])
         for name, text in columns.items():
             parts.append(f"{fields[name].column} = ?")
-            value: Any = as_number(text) if fields[name].is_number else text
+            value = as_number(text) if fields[name].is_number else text
             parameters.append(value if text else None)
         self.rows(f"UPDATE items SET {', '.join(parts)} WHERE id = ?", [*parameters, id])
 
@@ -232,12 +220,9 @@ class Items:
         self.rows("UPDATE items SET path = ? WHERE id = ?", [path, id])
 
     def record_file(self, file: File) -> int | None:
-        """Store what is known of a file; returns the item that was deleted because this was its last file."""
+        """Store what is known of a file; returns the item that is deleted because this was its last file."""
         before = self.file(file.path)
-        self.rows(
-            "INSERT OR REPLACE INTO files(path, size, changed, id, reason) VALUES (?, ?, ?, ?, ?)",
-            [file.path, file.size, file.changed, file.id, file.reason],
-        )
+        self.rows("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", astuple(file))
         if before is None or before.id in (None, file.id):
             return None
         if copies := self.rows("SELECT path FROM files WHERE id = ? ORDER BY path LIMIT 1", [before.id]):
@@ -250,11 +235,8 @@ class Items:
         for table in ("items", "thumbnails", "files", "corrections"):
             self.rows(f"DELETE FROM {table} WHERE id IN (SELECT value FROM json_each(?))", [_listed(ids)])
 
-    def count(self) -> int:
-        return int(self.rows("SELECT count(*) FROM items")[0][0])
-
     def coverage(self) -> tuple[int, int, int, tuple[tuple[str, str], ...]]:
-        """Numbers of files, of files with an item and of these items; the files that could not be read, and why."""
+        """The numbers of files, of files with an item and of these items; the unreadable files and the reasons."""
         files, embedded, distinct = self.rows("SELECT count(*), count(id), count(DISTINCT id) FROM files")[0]
         failed = self.rows("SELECT path, reason FROM files WHERE reason IS NOT NULL ORDER BY path")
         return files, embedded, distinct, tuple(failed)

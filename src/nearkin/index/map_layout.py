@@ -6,7 +6,6 @@ and a few random other items repel at each step; the start is the two principal 
 
 from __future__ import annotations
 
-import io
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,36 +13,34 @@ from pathlib import Path
 
 import numpy as np
 import scipy.sparse
-from numpy.typing import NDArray
 
-from nearkin.disk import write_atomically
+from nearkin.disk import replacing, writing
 from nearkin.errors import DataError, RecipeError, require_torch
-from nearkin.evaluation.neighbours import Distance, nearest
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, Singles, nearest
 from nearkin.index.adding import Progress
 from nearkin.index.index import Index
 
 NAME = "layout.npz"
 MOST = 100_000
-"""The most items of a map; of a larger index so many are drawn at random."""
+"""The most items of a map; from a larger index as many are drawn at random."""
 NEIGHBOURS = 15
 PLACED_BY = 5
-"""Neighbours that a later item is placed by."""
+"""The neighbours that determine the place of an item added later."""
 
-Ids = NDArray[np.int64]
-Points = NDArray[np.float32]
+Points = Singles
 
 _STEPS = 300
 _REPELLED = 8  # random items that repel each item in a step
-_REPULSION = 5.0  # for every attraction so many repulsions, as in UMAP
-_EXTENT = 10.0  # what the map's first principal component spans at the start
+_REPULSION = 5.0  # repulsions for each attraction, as in UMAP
+_EXTENT = 10.0  # extent of the first principal component at the start
 _LEAST_WEIGHT = 1e-4  # weaker edges are left out
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Items, ascending, and their points ``[N, 2]``; the points ``[P, 2]`` and classes of the run's proxies."""
+    """Items, ascending, with their points ``[N, 2]``; points ``[P, 2]`` and classes of the run's proxies."""
 
-    ids: Ids
+    ids: Ints
     points: Points
     proxies: Points
     classes: tuple[str, ...]
@@ -53,7 +50,7 @@ def make_layout(index: Index, *, progress: Progress | None = None) -> Layout:
     """Lay out the items of an index and the proxies of its run, and store the layout with the index."""
     ids = index.ids()
     if not len(ids):
-        raise RecipeError(f"{index.path} is empty, and there is nothing to lay out: add images first")
+        raise RecipeError(f"{index.path} is empty: add images first")
     if len(ids) > MOST:
         ids = np.sort(np.random.default_rng(0).choice(ids, MOST, replace=False))
     status, vectors = index.status(), index.vectors(ids)
@@ -67,15 +64,14 @@ def make_layout(index: Index, *, progress: Progress | None = None) -> Layout:
         if class_proxies is not None:
             proxies = place_by_neighbours(class_proxies.vectors, vectors, points, index.distance)
             classes = class_proxies.names
-    content = io.BytesIO()
-    names = np.array(classes, dtype=np.str_)
-    np.savez(content, ids=ids, points=points, proxies=proxies, classes=names, encoder=np.array(status.encoder))
-    write_atomically(index.path / NAME, content.getvalue())
+    names, encoder, path = np.array(classes, dtype=np.str_), np.array(status.encoder), index.path / NAME
+    with writing(path), replacing(path) as file:
+        np.savez(file, ids=ids, points=points, proxies=proxies, classes=names, encoder=encoder)
     return Layout(ids, points, proxies, classes)
 
 
 def read_layout(index: Index) -> Layout | None:
-    """The stored layout, without removed items and with added ones; None where none was made."""
+    """The stored layout without removed and with added items; None if there is none for this encoder."""
     path = index.path / NAME
     if not path.is_file():
         return None
@@ -100,10 +96,8 @@ def read_layout(index: Index) -> Layout | None:
     return Layout(kept[order], points[order], proxies, classes)
 
 
-def lay_out(
-    vectors: NDArray[np.float32], distance: Distance, *, seed: int = 0, progress: Progress | None = None
-) -> Points:
-    """Points ``[N, 2]`` for vectors ``[N, dim]``, the same for the same seed.
+def lay_out(vectors: Singles, distance: Distance, *, progress: Progress | None = None) -> Points:
+    """Points ``[N, 2]`` for vectors ``[N, dim]``, always the same for the same vectors.
 
     >>> lay_out(np.array([[3.0, 4.0]], dtype=np.float32), "cosine")
     array([[0., 0.]], dtype=float32)
@@ -112,7 +106,7 @@ def lay_out(
     if len(vectors) < 4:
         return start
 
-    def report(done: int) -> None:  # the neighbour search counts as half: at 100,000 items it takes about as long
+    def report(done: int) -> None:  # the neighbour search counts as half: of 100,000 items it takes about that
         if progress is not None:
             progress(done, 2 * _STEPS)
 
@@ -121,15 +115,13 @@ def lay_out(
         vectors, k=k, distance=distance, progress=lambda done: report(done * _STEPS // len(vectors))
     )
     edges = _edges(indices, _distances(similarities, distance))
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     scaled = start * (_EXTENT / max(float(np.ptp(start[:, 0])), 1e-12)) + random.normal(0, 1e-2, start.shape)
     return _optimised(scaled.astype(np.float32), edges, random, lambda done: report(_STEPS + done))
 
 
-def place_by_neighbours(
-    new: NDArray[np.float32], known: NDArray[np.float32], points: Points, distance: Distance
-) -> Points:
-    """Points ``[M, 2]`` of new vectors: the mean of their nearest known ones' points, weighted by nearness.
+def place_by_neighbours(new: Singles, known: Singles, points: Points, distance: Distance) -> Points:
+    """Points ``[M, 2]`` of new vectors: the means of their nearest known vectors' points, weighted by nearness.
 
     >>> known = np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)
     >>> place_by_neighbours(known[:1], known, np.array([[4.0, 5.0], [9.0, 9.0]], dtype=np.float32), "cosine").round(2)
@@ -138,11 +130,10 @@ def place_by_neighbours(
     indices, similarities = nearest(new, known, k=min(PLACED_BY, len(known)), distance=distance)
     weights = 1.0 / (_distances(similarities, distance) + 1e-6)
     mean = (points[indices] * weights[:, :, None]).sum(axis=1) / weights.sum(axis=1, keepdims=True)
-    placed: Points = mean.astype(np.float32)
-    return placed
+    return np.asarray(mean, dtype=np.float32)
 
 
-def principal_components(vectors: NDArray[np.float32]) -> Points:
+def principal_components(vectors: Singles) -> Points:
     """The first two principal components ``[N, 2]`` of ``vectors [N, D]``; the largest loading of each is positive."""
     centred = vectors - vectors.mean(axis=0)
     axes = np.linalg.eigh((centred.T @ centred).astype(np.float64))[1][:, :-3:-1].astype(np.float32)
@@ -150,15 +141,15 @@ def principal_components(vectors: NDArray[np.float32]) -> Points:
     return np.pad(centred @ axes, ((0, 0), (0, 2 - axes.shape[1])))
 
 
-def _distances(similarities: NDArray[np.float64], distance: Distance) -> NDArray[np.float64]:
-    """Euclidean distances; of vectors of length 1 where they are compared by the cosine."""
+def _distances(similarities: Floats, distance: Distance) -> Floats:
+    """Euclidean distances; for the cosine those of vectors of length 1."""
     return -similarities if distance == "euclidean" else np.sqrt(np.maximum(2.0 - 2.0 * similarities, 0.0))
 
 
-def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np.float32]]:
+def _edges(indices: Ints, far: Floats) -> tuple[Ints, Ints, Singles]:
     """Heads, tails and weights of the edges in both directions, sorted, as in UMAP.
 
-    The edge to an item's nearest has weight 1, the others exp(−(d − d₁)/σ), with σ such that all sum to log2 k.
+    An edge at distance d has weight exp(−(d − d₁)/σ), where d₁ is the nearest and σ makes the weights sum to log2 k.
     """
     n, k = indices.shape
     beyond = far - far[:, :1]
@@ -176,10 +167,7 @@ def _edges(indices: Ids, far: NDArray[np.float64]) -> tuple[Ids, Ids, NDArray[np
 
 
 def _optimised(
-    points: Points,
-    edges: tuple[Ids, Ids, NDArray[np.float32]],
-    random: np.random.Generator,
-    report: Callable[[int], None],
+    points: Points, edges: tuple[Ints, Ints, Singles], random: np.random.Generator, report: Callable[[int], None]
 ) -> Points:
     """Minimise UMAP's objective with q = 1/(1 + d²), by Adam on all edges and some random pairs at a time."""
     (heads, tails, weights), n = edges, len(points)
@@ -200,5 +188,4 @@ def _optimised(
         rate = 0.4 * (1 - (step - 1) / _STEPS)
         points = points - rate * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.99**step)) + 1e-3)
         report(step)
-    placed: Points = (points - points.mean(axis=0)).astype(np.float32)
-    return placed
+    return np.asarray(points - points.mean(axis=0), dtype=np.float32)

@@ -1,7 +1,7 @@
-"""An engine on Milvus, of one machine or of many: one collection with an HNSW index for each index.
+"""An engine on Milvus, on one machine or many: each index has a collection with an HNSW index.
 
-Credentials go into the address, ``http://user:password@host:19530``, or as a token or ``user:password`` into
-``MILVUS_TOKEN``.
+Credentials are in the address, ``http://user:password@host:19530``, or in ``MILVUS_TOKEN`` as a token or
+``user:password``.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.errors import require
-from nearkin.index.engine import Distance, without_password
+from nearkin.evaluation.neighbours import Distance, Ints, Singles
+from nearkin.index.engine import without_password
 from nearkin.index.remote import Answer, Refused, Unreachable
 
 TOKEN = "MILVUS_TOKEN"
 _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 200, 200, 32_768
 _SECONDS = 30.0
-"""Timeout of an answer; a server that is starting up is slow."""
+"""To wait for an answer; a server that is starting is slow."""
 _FRESH = 10.0
-"""Seconds after a change in which a search waits for all that was written; later ones may lag by some 5 s."""
+"""For so many seconds after a change a search waits for all writes; later searches may lag by some 5 s."""
 _BUILD_SECONDS = 600.0
 _INVALID = 1100
-"""Its code for a request that is wrong whenever it is made."""
+"""Its code for a request that is always wrong."""
 
 
 class MilvusCollection:
@@ -37,11 +37,11 @@ class MilvusCollection:
 
     most = 16_384
     exact_below = 1024
-    """It builds no index of a segment with fewer rows."""
+    """Milvus builds no index of a segment with fewer rows."""
 
     def __init__(self, address: str, name: str, dim: int, distance: Distance) -> None:
         self._pymilvus = require("pymilvus", "milvus")
-        # Before it raises an error, it writes it with a traceback to the error output.
+        # The client logs a traceback before it raises an error.
         logging.getLogger("pymilvus").setLevel(logging.CRITICAL)
         self.server = f"Milvus at {without_password(address)}"
         parts = urlsplit(address)
@@ -73,22 +73,22 @@ class MilvusCollection:
             return 0
         return int(self._query(f"id >= {first:d}", "count(*)")[0]["count(*)"])
 
-    def rows(self, first: int, last: int) -> NDArray[np.int64]:
+    def rows(self, first: int, last: int) -> Ints:
         rows = self._query(f"id >= {first:d} and id < {last:d}", "id")
         return np.sort(np.array([row["id"] for row in rows], dtype=np.int64))
 
-    def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+    def put(self, rows: Ints, vectors: Singles) -> None:
         data = [{"id": row, "vector": vector} for row, vector in zip(rows.tolist(), vectors, strict=True)]
         self._ask("upsert", self._name, data)
 
-    def delete(self, rows: NDArray[np.int64]) -> None:
+    def delete(self, rows: Ints) -> None:
         for start in range(0, len(rows), 4096):
             self._ask("delete", self._name, ids=rows[start : start + 4096].tolist())
 
     def delete_from(self, first: int) -> None:
         self._ask("delete", self._name, filter=f"id >= {first:d}")
 
-    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
+    def nearest(self, queries: Singles, limit: int, age: float) -> list[Answer]:
         results = self._ask(
             "search",
             self._name,
@@ -106,7 +106,7 @@ class MilvusCollection:
         return answers
 
     def build(self) -> None:
-        """Milvus builds full segments by itself; a flush makes it build the rest, which is waited for."""
+        """Milvus indexes full segments by itself; a flush makes it index the rest, too, which takes some time."""
         self._ask("flush", self._name, timeout=_BUILD_SECONDS)
         end, rows = time.monotonic() + _BUILD_SECONDS, self.count()
         while time.monotonic() < end:
@@ -124,11 +124,11 @@ class MilvusCollection:
         self._ask("drop_collection", self._name)
 
     def _query(self, filter: str, field: str) -> Any:
-        """A field of some rows, with all that was written before."""
+        """A field of some rows, including all recent writes."""
         return self._ask("query", self._name, filter=filter, output_fields=[field], consistency_level="Strong")
 
     def _ask(self, method: str, *args: Any, timeout: float = _SECONDS, **options: Any) -> Any:
-        """What a method of the client returns; its errors become one line, and tell whether to ask again."""
+        """The result of a method of the client; errors become one line, as a type that tells whether to ask again."""
         try:
             with self._lock:
                 if self._connected is None:

@@ -1,7 +1,7 @@
-"""An engine on PostgreSQL with the extension pgvector: one table with an HNSW index for each index.
+"""An engine on PostgreSQL with the extension pgvector: each index has a table with an HNSW index.
 
-What the address ``postgresql://user@host:5432/database`` leaves out, such as the password, comes from where other
-clients take it: ``PGPASSWORD``, ``~/.pgpass``, a service file.
+What the address ``postgresql://user@host:5432/database`` leaves out, such as the password, is read from the usual
+places: ``PGPASSWORD``, ``~/.pgpass``, a service file.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearkin.errors import require
-from nearkin.index.engine import Distance, without_password
+from nearkin.evaluation.neighbours import Distance, Ints, Singles
+from nearkin.index.engine import without_password
 from nearkin.index.remote import Answer, Refused, Unreachable
 
 MOST_INDEXED = 2_000
-"""Dimensions of an HNSW index; above there is none, and all rows are compared."""
+"""The most dimensions of an HNSW index; with more, all rows are compared."""
 _LINKS, _CONSTRUCTION, _EFFORT, _MOST_EFFORT = 16, 100, 200, 1000
 _CONNECT_SECONDS = 5
 _EXTENSION = "SELECT extversion FROM pg_extension WHERE extname = 'vector'"
 
 
 class PostgresTable:
-    """A table ``(id bigint primary key, vector vector(dim))``; every method is one transaction.
+    """A table ``(id bigint primary key, vector vector(dim))``. Every method is one transaction.
 
-    Threads share one connection and take turns.
+    Threads take turns with one connection.
     """
 
     most = 4096
@@ -56,7 +56,7 @@ class PostgresTable:
 
     def create(self) -> None:
         with self._transaction() as execute:
-            # Under a lock: of two that create the same table at once one would fail.
+            # Without this lock, one of two servers that create the table at the same time would fail.
             execute("SELECT pg_advisory_xact_lock(hashtext('nearkin'))")
             execute("CREATE TABLE IF NOT EXISTS {table} (id bigint PRIMARY KEY, vector {type} NOT NULL)")
 
@@ -66,14 +66,14 @@ class PostgresTable:
                 return 0
             return int(execute("SELECT count(*) FROM {table} WHERE id >= %s", first).fetchone()[0])
 
-    def rows(self, first: int, last: int) -> NDArray[np.int64]:
+    def rows(self, first: int, last: int) -> Ints:
         with self._transaction() as execute:
             rows = execute("SELECT id FROM {table} WHERE id >= %s AND id < %s ORDER BY id", first, last).fetchall()
         return np.array([row[0] for row in rows], dtype=np.int64)
 
-    def put(self, rows: NDArray[np.int64], vectors: NDArray[np.float32]) -> None:
+    def put(self, rows: Ints, vectors: Singles) -> None:
         with self._transaction() as execute:
-            # COPY cannot replace rows, so they go to a temporary table first.
+            # COPY cannot replace rows, so they are copied to a temporary table first.
             execute("CREATE TEMPORARY TABLE IF NOT EXISTS {incoming} (id bigint, vector {type}) ON COMMIT DELETE ROWS")
             cursor = self._connection.cursor()
             with cursor.copy(self._statement("COPY {incoming} FROM STDIN (FORMAT BINARY)")) as copy:
@@ -85,7 +85,7 @@ class PostgresTable:
                 "ON CONFLICT (id) DO UPDATE SET vector = EXCLUDED.vector"
             )
 
-    def delete(self, rows: NDArray[np.int64]) -> None:
+    def delete(self, rows: Ints) -> None:
         with self._transaction() as execute:
             execute("DELETE FROM {table} WHERE id = ANY(%s)", rows.tolist())
 
@@ -93,16 +93,13 @@ class PostgresTable:
         with self._transaction() as execute:
             execute("DELETE FROM {table} WHERE id >= %s", first)
 
-    def nearest(self, queries: NDArray[np.float32], limit: int, age: float) -> list[Answer]:
+    def nearest(self, queries: Singles, limit: int, age: float) -> list[Answer]:
         answers = []
         with self._transaction() as execute:
-            # Scan until there are as many as the limit; their order does not matter, as all are scored again.
-            for name, value in (
-                ("hnsw.iterative_scan", "relaxed_order"),
-                ("hnsw.ef_search", str(min(_MOST_EFFORT, max(_EFFORT, 2 * limit)))),
-                ("hnsw.max_scan_tuples", str(max(20_000, 4 * limit))),
-            ):
-                execute("SELECT set_config(%s, %s, true)", name, value)
+            # Scan until the limit is reached; the order does not matter, as all rows are scored again.
+            execute("SET LOCAL hnsw.iterative_scan = relaxed_order")
+            execute(f"SET LOCAL hnsw.ef_search = {min(_MOST_EFFORT, max(_EFFORT, 2 * limit))}")
+            execute(f"SET LOCAL hnsw.max_scan_tuples = {max(20_000, 4 * limit)}")
             for query in queries:
                 rows = execute("SELECT id, vector {by} %s FROM {table} ORDER BY 2 LIMIT %s", query, limit).fetchall()
                 numbers = np.array([row[0] for row in rows], dtype=np.int64)
@@ -132,14 +129,14 @@ class PostgresTable:
             execute("DROP TABLE IF EXISTS {table}")
 
     def _statement(self, text: str) -> Any:
-        """SQL with the names and types of this table; values are parameters."""
+        """SQL with the names and types of this table."""
         return self._psycopg.sql.SQL(text).format(**self._names)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[Callable[..., Any]]:
-        """What executes a statement with its parameters, all or none of them.
+        """A function that executes a statement with parameters; all statements of a transaction count, or none.
 
-        Errors of PostgreSQL and its client become one line, with the remedy where there is one.
+        Errors of PostgreSQL and its client become one line, with a remedy if there is one.
         """
         with self._lock:
             try:
@@ -154,14 +151,14 @@ class PostgresTable:
                 if self._connection is not None:  # it may be broken
                     self._connection.close()
                     self._connection = None
-                # Without a code the client raised it: the server is down. 57P: it shuts down or starts up.
+                # Errors without a code are the client's: the server is down. 57P: it is shutting down or starting.
                 is_lost = isinstance(error, (self._psycopg.OperationalError, self._psycopg.InterfaceError)) and (
                     error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
                 )
                 raise (Unreachable if is_lost else Refused)(_first_line(error)) from error
 
     def _connected(self) -> Any:
-        # Statements are not prepared: a connection pooler may not keep them.
+        # No prepared statements, as a connection pooler may lose them.
         options = {"autocommit": True, "prepare_threshold": None, "connect_timeout": _CONNECT_SECONDS}
         db = self._psycopg.connect(self._address, application_name="nearkin", **options)
         weakref.finalize(self, db.close)

@@ -1,7 +1,8 @@
-"""From a query, an image, an id or a vector, to hits and labels."""
+"""From a query (an image, an id or a vector) to hits and labels."""
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,25 +16,28 @@ from nearkin.data.image_inputs import ImageInputs, Tensor
 from nearkin.data.images import crop_shares
 from nearkin.errors import RecipeError
 from nearkin.evaluation.confidence import MOST_MEMBERS, VOTERS, ClassProfile, Confidence, vote
-from nearkin.index.engine import Distance, Engine, nearest, unit_rows
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, Singles, unit_rows
+from nearkin.index.engine import Engine, nearest
 from nearkin.index.filters import Where
-from nearkin.index.fingerprint import MOST_BITS, are_copies, differing_bits
+from nearkin.index.fingerprint import MOST_BITS, are_copies
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
 SHOWN = 10
-"""Hits that are given with a label."""
+"""Hits returned with a label."""
 
 OneQuery: TypeAlias = "int | np.integer[Any] | str | os.PathLike[str] | bytes | Image.Image"
 """The id of an item, or an image."""
 Queries: TypeAlias = "list[Any] | tuple[Any, ...] | NDArray[Any] | Tensor"
-"""Several queries; of an array the shape tells whether it is one or several."""
+"""Several queries; the shape of an array tells whether it is one or several."""
 COPIES = 16
-"""Hits beyond those wanted that are looked at for copies; and at most so many times those wanted."""
+"""Extra hits that are ranked where copies are collapsed; the ranking deepens to at most this many times the hits."""
 LEAST_SIDE = 8
-"""Pixels of an image to search for, or of a part of it."""
+"""The least side in pixels of an image to search for, or of its crop."""
 UNLIKE_WEIGHT = 0.5
+_ROUNDING = 1e-3
+"""How far a crop may reach beyond the image, as its numbers may have been rounded."""
 
 
 class SearchOptions(TypedDict, total=False):
@@ -62,9 +66,9 @@ class Hit:
     path: str | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     copies: int = 1
-    """How many items show this photo, where copies are collapsed into one hit."""
+    """How many items show this photo, if copies are collapsed into one hit."""
     copy_ids: Sequence[int] = ()
-    """Those that are left out as copies of this one."""
+    """The items left out as copies of this one."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +77,12 @@ class Classified:
 
     label: str | None
     confidence: float | None
-    """The probability that the surest label is right; None where it could not be learned."""
+    """The probability that the nearest class is right; None where it could not be learned."""
     hits: tuple[Hit, ...]
 
 
 def are_several(query: Any) -> bool:
-    """Whether it is a list, rows of vectors or several images of one size.
+    """Whether a query is a list, rows of vectors or a batch of images.
 
     >>> [are_several(one) for one in ("a.jpg", ["a.jpg"], np.zeros(8), np.zeros((2, 8)), np.zeros((9, 8), np.uint8))]
     [False, True, False, True, False]
@@ -93,10 +97,10 @@ def query_vectors(
     query: Any,
     dim: int,
     model: Callable[[], Model],
-    stored: Callable[[Sequence[int]], NDArray[np.float32]],
+    stored: Callable[[Sequence[int]], Singles],
     crop: Sequence[float] | None = None,
-) -> tuple[NDArray[np.float64] | None, list[set[int]]]:
-    """The vectors ``[Q, dim]`` of queries, None without a query, and for each the items that it is itself."""
+) -> tuple[Floats | None, list[set[int]]]:
+    """The vectors ``[Q, dim]`` of queries, None without a query, and for each the ids that it consists of."""
     if query is None:
         if crop is not None:
             raise RecipeError("crop is a part of an image: give the image to search for")
@@ -133,23 +137,23 @@ def cropped(image: Any, crop: Sequence[float]) -> NDArray[np.uint8]:
     >>> cropped(np.arange(24, dtype=np.uint8).reshape(4, 6), [0.5, 0.25, 0.5, 0.5])[:, :, 0].tolist()
     [[9, 10, 11], [15, 16, 17]]
     """
+    check_crop(crop)
+    return crop_shares(ImageInputs([image], shorter_side=None)[0], [float(number) for number in crop])
+
+
+def check_crop(crop: Sequence[float]) -> None:
+    """Refuse a crop that is not four numbers, or reaches beyond the image by more than rounding."""
     numbers = [float(number) for number in crop]
     if len(numbers) != 4 or not np.isfinite(numbers).all():
         raise RecipeError(f"crop must be four numbers, x, y, width and height, got {list(crop)}")
     x, y, width, height = numbers
-    if min(x, y) < 0 or min(width, height) <= 0 or max(x + width, y + height) > 1 + 1e-6:
+    if min(x, y) < 0 or min(width, height) <= 0 or max(x + width, y + height) > 1 + _ROUNDING:
         ends = f"x {x:g} to {x + width:g}, y {y:g} to {y + height:g}"
         raise RecipeError(f"crop must lie within the image, as shares of it from 0 to 1, got {ends}")
-    return crop_shares(ImageInputs([image], shorter_side=None)[0], numbers)
 
 
-def combined(
-    vectors: NDArray[np.float64] | None,
-    like: NDArray[np.float32] | None,
-    unlike: NDArray[np.float32] | None,
-    distance: str,
-) -> NDArray[np.float64]:
-    """The mean of a query and its positive examples, less half the mean of the negative ones (Rocchio 1971).
+def combined(vectors: Floats | None, like: Singles | None, unlike: Singles | None, distance: str) -> Floats:
+    """The mean of a query and its positive examples, minus half the mean of the negative ones (Rocchio 1971).
 
     >>> combined(np.array([[2.0, 0.0]]), None, None, "cosine")
     array([[1., 0.]])
@@ -172,7 +176,7 @@ def is_id(query: Any) -> bool:
 
 
 def is_vectors(query: Any) -> bool:
-    """Whether it is an array of vectors: of floating point numbers, which pixels are not."""
+    """Whether it is an array of vectors: floating point numbers, which pixels are not."""
     if getattr(query, "ndim", 0) not in (1, 2):
         return False
     if isinstance(query, Tensor):
@@ -182,28 +186,28 @@ def is_vectors(query: Any) -> bool:
 
 @dataclass(frozen=True)
 class SearchContext:
-    """What is searched: stored vectors, their engine and items, and the meaning of their scores."""
+    """What is searched: vectors, their engine and items, and what their scores mean."""
 
     vectors: Segments
     engine: Engine
     items: Items
     confidence: Confidence | None
     distance: Distance
-    allowed: NDArray[np.int64] | None
+    allowed: Ints | None
     """The rows to search among, ascending; None for all."""
 
     def hits(
         self,
-        queries: NDArray[np.float64],
+        queries: Floats,
         excluded: Sequence[set[int]],
         wanted: int,
         group_by: str | None = None,
         collapse: bool = False,
     ) -> Iterator[list[Hit]]:
-        """For each query ``[Q, dim]`` at least ``wanted`` hits but the ``excluded`` ones, or all there are.
+        """For each query ``[Q, dim]`` at least ``wanted`` hits, or all there are, without the ``excluded`` items.
 
-        With ``group_by`` they have different values of that field. With ``collapse`` they are different photos, and
-        where nearly all are copies there may be fewer.
+        With ``group_by`` hits have different values of that field. With ``collapse`` they are different photos; there
+        may be fewer than wanted if nearly all are copies.
         """
         available = self.vectors.rows if self.allowed is None else len(self.allowed)
         if not available:
@@ -211,26 +215,20 @@ class SearchContext:
             return
         shown = wanted + (COPIES if collapse else 0)
         depth = max(shown, 1 if self.confidence is None else VOTERS) + max(map(len, excluded), default=0)
-        ranked = nearest(self.engine, self.vectors, self.distance, queries, depth, self.allowed)
-        for query, without, (rows, scores) in zip(queries, excluded, ranked, strict=True):
+        rank = functools.partial(nearest, self.engine, self.vectors, self.distance, allowed=self.allowed)
+        for query, without, (rows, scores) in zip(queries, excluded, rank(queries, k=depth), strict=True):
             hits, deep = self._as_hits(rows, scores, without, group_by, collapse), depth
             deepest = available if group_by is not None else min(available, COPIES * wanted) if collapse else depth
             while deep < deepest and len(hits) < wanted:
                 deep *= 4
-                found = nearest(self.engine, self.vectors, self.distance, query[None], deep, self.allowed)
-                ((rows, scores),) = found
+                ((rows, scores),) = rank(query[None], k=deep)
                 hits = self._as_hits(rows, scores, without, group_by, collapse)
             yield hits
 
     def _as_hits(
-        self,
-        rows: NDArray[np.int64],
-        scores: NDArray[np.float64],
-        excluded: set[int],
-        group_by: str | None,
-        collapse: bool,
+        self, rows: Ints, scores: Floats, excluded: set[int], group_by: str | None, collapse: bool
     ) -> list[Hit]:
-        """Items by their rows, without excluded ones and those that have been removed meanwhile."""
+        """Hits for rows and their scores, without excluded items and those that have just been removed."""
         items = self.items.get(set(rows.tolist()) - excluded)
         scored = [(items[id], score) for id, score in zip(rows.tolist(), scores.tolist(), strict=True) if id in items]
         confidences: list[float | None] = [None] * len(scored)
@@ -255,38 +253,38 @@ class SearchContext:
     def _without_copies(self, hits: Sequence[Hit]) -> list[Hit]:
         """The nearest hit of each photo, with the number of its copies.
 
-        Copies with different labels stay apart, as a person has to decide which label is right.
+        Copies with different labels stay separate, as a person has to decide which label is right.
         """
         hash_of = self.items.fingerprints([hit.id for hit in hits])
+
+        def show_one_photo(one: Hit, other: Hit) -> bool:
+            if one.label != other.label or not hash_of.keys() >= {one.id, other.id}:
+                return False
+            if (hash_of[one.id] ^ hash_of[other.id]).bit_count() > MOST_BITS:
+                return False
+            images = [image for hit in (one, other) if (image := self.items.thumbnail(hit.id)) is not None]
+            return len(images) == 2 and are_copies(*images)
+
         kept: list[Hit] = []
-        hashes = np.zeros(len(hits), dtype=np.uint64)
         for hit in hits:
-            count = len(kept)
-            similar = differing_bits(hashes[:count], hash_of.get(hit.id, 0)) <= MOST_BITS
-            for i in np.flatnonzero(similar).tolist():
-                both = (kept[i].id, hit.id)
-                if kept[i].label == hit.label and hash_of.keys() >= set(both) and self._are_copies(*both):
-                    kept[i] = replace(kept[i], copies=kept[i].copies + 1, copy_ids=(*kept[i].copy_ids, hit.id))
+            for i, nearer in enumerate(kept):
+                if show_one_photo(nearer, hit):
+                    kept[i] = replace(nearer, copies=nearer.copies + 1, copy_ids=(*nearer.copy_ids, hit.id))
                     break
             else:
-                hashes[count] = hash_of.get(hit.id, 0)
                 kept.append(hit)
         return kept
 
-    def _are_copies(self, one: int, other: int) -> bool:
-        images = [image for id in (one, other) if (image := self.items.thumbnail(id)) is not None]
-        return len(images) == 2 and are_copies(*images)
-
     def classified(
-        self, query: NDArray[np.float64], hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float
+        self, query: Floats, hits: Sequence[Hit], profiles: dict[str, ClassProfile], min_confidence: float
     ) -> Classified:
-        """The label of a query by its hits; mean and spread of their classes are added to ``profiles`` if missing."""
+        """The label of a query by its hits; missing classes are added to ``profiles``."""
         for label in {str(hit.label) for hit in hits} - profiles.keys():
             members = self.items.rows("SELECT id FROM items WHERE label = ? ORDER BY id LIMIT ?", [label, MOST_MEMBERS])
             ids = np.array(members, dtype=np.int64).reshape(-1)
-            if len(ids := ids[ids < self.vectors.rows]):  # another process may have removed or added some
+            if len(ids := ids[ids < self.vectors.rows]):  # another process may have added or removed some
                 profiles[label] = ClassProfile.of(self.vectors.take(ids), self.distance)
-        hits = [hit for hit in hits if hit.label in profiles]  # another process may have removed a class meanwhile
+        hits = [hit for hit in hits if hit.label in profiles]
         if not hits:
             return Classified(None, None, ())
         labels, scores = np.array([hit.label for hit in hits]), np.array([hit.score for hit in hits])
@@ -294,5 +292,5 @@ class SearchContext:
         winner = vote(query, labels, scores, profiles, self.distance, typical_spread)
         if self.confidence is None:
             return Classified(winner.label, None, tuple(hits[:SHOWN]))
-        sure = self.confidence.of_label(winner)
-        return Classified(winner.label if sure >= min_confidence else None, sure, tuple(hits[:SHOWN]))
+        confidence = self.confidence.of_label(winner)
+        return Classified(winner.label if confidence >= min_confidence else None, confidence, tuple(hits[:SHOWN]))

@@ -1,4 +1,4 @@
-"""Rows of numbers on disk: appended, never changed but for removals, and read as memory-mapped files."""
+"""Rows of numbers on disk: appended, cleared when removed, and read as memory-mapped files."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from numpy.typing import DTypeLike, NDArray
 from nearkin.disk import make_folder, writing
 from nearkin.errors import DataError
 
-ROWS_PER_SEGMENT = 1 << 16  # a system may refuse a writable map of a file that is larger than its memory
+ROWS_PER_SEGMENT = 1 << 16  # some systems refuse a writable map of a file that is larger than their memory
 
 
 class Segments:
-    """``[rows, width]`` in files of a folder.
+    """An array ``[rows, width]`` in the files of a folder.
 
-    The number of valid rows is stored elsewhere: a writer that was killed may have left more rows than it recorded.
+    The number of valid rows is stored elsewhere: a killed writer may leave more rows than it has recorded.
 
     >>> import tempfile
     >>> rows = Segments(Path(tempfile.mkdtemp()) / "vectors", 2, np.float32, rows_per_segment=2)
@@ -32,12 +32,14 @@ class Segments:
     def __init__(self, folder: Path, width: int, dtype: DTypeLike, *, rows_per_segment: int = ROWS_PER_SEGMENT) -> None:
         self.folder, self.width, self.dtype = folder, width, np.dtype(dtype)
         self.rows_per_segment = rows_per_segment
+        self._row_bytes = width * self.dtype.itemsize
         self.rows = 0
         """Rows that are mapped."""
-        self._maps: list[NDArray[Any]] = []
+        self.maps: list[NDArray[Any]] = []
+        """The mapped rows, segment by segment."""
 
     def append(self, first: int, values: NDArray[Any]) -> None:
-        """Write ``values`` durably at row ``first`` and following, replacing everything from there on."""
+        """Write ``values`` durably from row ``first`` on, replacing everything there and behind."""
         values = np.ascontiguousarray(values, dtype=self.dtype)
         make_folder(self.folder)
         for segment, start, stop in self._parts(first, first + len(values)):
@@ -50,7 +52,7 @@ class Segments:
                     file.write(values[row : row + stop - start].tobytes())
                     file.flush()
                     os.fsync(file.fileno())
-                if new and os.name != "nt":  # bring the file's name to the disk, too
+                if new and os.name != "nt":  # make the file's name durable, too
                     handle = os.open(self.folder, os.O_RDONLY)
                     try:
                         os.fsync(handle)
@@ -58,7 +60,7 @@ class Segments:
                         os.close(handle)
 
     def truncate(self, rows: int) -> None:
-        """Delete what lies behind the first ``rows``."""
+        """Delete all but the first ``rows``."""
         segment, start = divmod(rows, self.rows_per_segment)
         while (path := self._path(segment)).exists():
             with writing(path):
@@ -69,7 +71,7 @@ class Segments:
             segment, start = segment + 1, 0
 
     def clear(self, rows: NDArray[np.int64]) -> None:
-        """Overwrite single rows by zeros, durably; those that are not there are left out."""
+        """Overwrite single rows by zeros, durably; rows that do not exist are ignored."""
         segments, offsets = np.divmod(rows[rows < self.available()], self.rows_per_segment)
         for segment in np.unique(segments).tolist():
             path = self._path(segment)
@@ -91,41 +93,33 @@ class Segments:
         return rows
 
     def show(self, rows: int) -> None:
-        """Map the first ``rows``, for :meth:`maps` and :meth:`take`."""
+        """Map the first ``rows``, for :attr:`maps` and :meth:`take`."""
         maps = []
         for segment, _, stop in self._parts(0, rows):
             path = self._path(segment)
             if not path.exists() or path.stat().st_size < stop * self._row_bytes:
                 raise DataError(f"{path} is missing or too short, so the index is damaged: make it again")
-            kept = self._maps[segment] if segment < len(self._maps) else None
+            kept = self.maps[segment] if segment < len(self.maps) else None
             if kept is None or len(kept) != stop:
-                # Copy on write, as PyTorch warns of read-only arrays; nothing is written.
+                # Copy on write, as PyTorch warns of read-only arrays; nothing is ever written.
                 kept = np.memmap(path, self.dtype, mode="c", shape=(stop, self.width))
             maps.append(kept)
-        self._maps, self.rows = maps, rows
-
-    def maps(self) -> list[NDArray[Any]]:
-        """The mapped rows, segment by segment."""
-        return self._maps
+        self.maps, self.rows = maps, rows
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
-        """A copy of single rows, in the order asked for."""
+        """A copy of ``rows``, in their order."""
         taken = np.empty((len(rows), self.width), dtype=self.dtype)
         segments, offsets = np.divmod(rows, self.rows_per_segment)
         for segment in np.unique(segments).tolist():
             inside = segments == segment
-            taken[inside] = self._maps[segment][offsets[inside]]
+            taken[inside] = self.maps[segment][offsets[inside]]
         return taken
-
-    @property
-    def _row_bytes(self) -> int:
-        return self.width * self.dtype.itemsize
 
     def _path(self, segment: int) -> Path:
         return self.folder / f"{segment:06d}.{self.dtype.name}"
 
     def _parts(self, first: int, last: int) -> Iterator[tuple[int, int, int]]:
-        """The segments of rows ``first`` up to ``last``, and from where to where in each."""
+        """The segments with rows ``first`` up to ``last``, and the first and last row within each."""
         while first < last:
             segment, start = divmod(first, self.rows_per_segment)
             stop = min(self.rows_per_segment, start + last - first)

@@ -1,7 +1,7 @@
-"""An index that gets another encoder: all of its images are embedded again, and one commit makes the new vectors count.
+"""Another encoder for an index: all images are embedded again, then one commit replaces the vectors.
 
-The new vectors go to a subfolder of the index. Which folder counts is a fact in the table of items, as the encoder is,
-so at any moment the index is either all old or all new. An item's id is the row of its vector.
+The new vectors go to a subfolder of the index. The table of items says which folder and which encoder count, so at any
+moment the index is either all old or all new. An item's id is the row of its vector.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nearkin.index.adding import Progress, check_vectors, hash_of
 from nearkin.index.calibration import calibration_facts
 from nearkin.index.engine import new_identity
 from nearkin.index.index import Index, encoder_facts
-from nearkin.index.items import Items, vectors_folder
+from nearkin.index.items import vectors_folder
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
 
@@ -41,7 +41,7 @@ class Upgraded:
 
     items: int
     dropped: tuple[tuple[int, str], ...]
-    """Items that were removed because their file is gone or has changed, and the reason."""
+    """Items removed because their file is gone or has changed, and the reasons."""
 
 
 def upgrade(
@@ -52,35 +52,35 @@ def upgrade(
     batch_size: int = 64,
     progress: Progress | None = None,
 ) -> Upgraded:
-    """Embed every image of the index in ``folder`` with ``model``, which is its encoder from then on.
+    """Embed every image of the index in ``folder`` again with ``model``, which becomes its encoder.
 
-    Images are read from their files again. Items whose file is gone or has changed are removed with ``drop_missing``,
-    and without it an error. Searches use the old vectors meanwhile; a process that has the index open then has to open
-    it again. An interrupted upgrade resumes after the last batch. ``progress`` gets the numbers done and in all.
+    Images are read from their files. If a file is gone or has changed, ``drop_missing`` removes its item; otherwise it
+    is an error. Searches use the old vectors meanwhile, and other processes must open the index again afterwards. An
+    interrupted upgrade resumes after the last batch. ``progress`` is called with the numbers of rows done and in all.
     """
     with contextlib.closing(Index.open(folder)) as index, sole_writer_of(index.path):
-        index._refresh()  # an error where another process has upgraded it meanwhile
+        index._refresh()  # an error if another process has just upgraded it
         items, path = index._items, index.path
         if items.fact("encoder") == model.identity:
             raise RecipeError(f"{path} is of this encoder already: there is nothing to upgrade")
         old = vectors_folder(path, items)
         new = path / f"{_UPGRADED}{hash_of(model.identity.encode()).hex()[:16]}"
-        for left in (path, *path.glob(f"{_UPGRADED}*")):  # of abandoned and killed upgrades
+        for left in (path, *path.glob(f"{_UPGRADED}*")):  # from abandoned and killed upgrades
             if left not in (old, new):
                 _remove_vectors(path, left)
         ids, rows = items.ids(), int(items.fact("rows"))
-        if not drop_missing:  # before any work; files that have changed show when they are read
-            files = items.contents(ids).items()
-            reasons = {id: f"{paths[0]}: no such file" if paths else _NO_FILE for id, (_, paths) in files}
-            _refuse(path, {id: reasons[id] for id, (_, paths) in files if not any(map(os.path.isfile, paths))})
+        if not drop_missing:  # before any work; changed files are only noticed when they are read
+            contents = items.contents(ids).items()
+            gone = {id: paths for id, (_, paths) in contents if not any(map(os.path.isfile, paths))}
+            _refuse(path, {id: f"{paths[0]}: no such file" if paths else _NO_FILE for id, paths in gone.items()})
         vectors = Segments(new / "vectors", model.dim, np.float32)
         check_room(path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
-        missing = _embed(path, items, vectors, model, rows, drop_missing, batch_size, progress)
+        missing = _embed(index, vectors, model, drop_missing, batch_size, progress)
         vectors.show(rows)
         calibration = calibration_facts(items, vectors, model, without=missing)
         with items.writing():
             items.delete(list(missing))
-            # A server keeps rows under the index's identity: a new one keeps old vectors from being taken for new.
+            # A server stores rows under the index's identity: with a new one, old vectors are never taken for new ones.
             facts = {"identity": new_identity(), "vectors": new.name, "calibration": calibration}
             for key, value in (encoder_facts(model) | facts).items():
                 items.set_fact(key, value)
@@ -99,16 +99,9 @@ def upgrade(
 
 
 def _embed(
-    folder: Path,
-    items: Items,
-    vectors: Segments,
-    model: Model,
-    rows: int,
-    drop_missing: bool,
-    batch_size: int,
-    progress: Progress | None,
+    index: Index, vectors: Segments, model: Model, drop_missing: bool, batch_size: int, progress: Progress | None
 ) -> dict[int, str]:
-    """Write the vectors of all rows, zeros where there is no item; returns the items without a vector, and why."""
+    """Write the vectors of all rows, zeros without an item; returns the items without a vector and the reasons."""
 
     def read(item: tuple[int, tuple[bytes, list[str]]]) -> tuple[int, NDArray[np.uint8] | str]:
         id, (digest, paths) = item
@@ -123,18 +116,19 @@ def _embed(
                 reason = str(error)
         return id, reason
 
-    file = vectors.folder.parent / _PROGRESS
+    items, file = index._items, vectors.folder.parent / _PROGRESS
+    rows = int(items.fact("rows"))
     make_folder(file.parent)
     state: dict[str, Any] = json.loads(file.read_bytes()) if file.is_file() else {"rows": 0, "missing": []}
     first, missing = min(state["rows"], vectors.available()), dict[int, str](state["missing"])
-    if missing and not drop_missing:  # perhaps they are there again
+    if missing and not drop_missing:  # their files may be back
         first, missing = min(first, *missing), {}
     while first < rows:
         last = min(first + batch_size, rows)
         images = dict(threaded_map(read, sorted(items.contents(range(first, last)).items()), usable_cores()))
         gone = {id: reason for id, reason in images.items() if isinstance(reason, str)}
         if not drop_missing:
-            _refuse(folder, gone)
+            _refuse(index.path, gone)
         missing |= gone
         block = np.zeros((last - first, model.dim), dtype=np.float32)
         if pixels := {id: image for id, image in images.items() if not isinstance(image, str)}:
@@ -142,7 +136,7 @@ def _embed(
             check_vectors(embedded, model.dim)
             block[np.array(list(pixels)) - first] = embedded
         vectors.append(first, block)
-        # Rows behind those recorded here are overwritten when an interrupted upgrade resumes.
+        # If the upgrade is interrupted, it resumes here and overwrites any rows behind.
         write_atomically(file, json.dumps({"rows": last, "missing": list(missing.items())}).encode())
         first = last
         if progress is not None:
@@ -161,6 +155,6 @@ def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
 
 
 def _remove_vectors(folder: Path, old: Path) -> None:
-    """Delete vectors that the index no longer uses, and their engine's files."""
+    """Delete unused vectors, and their engine's files."""
     for left in (folder / "vectors", folder / "engine") if old == folder else (old,):
         shutil.rmtree(left, ignore_errors=True)

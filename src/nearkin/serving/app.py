@@ -1,12 +1,12 @@
-"""The application, an index's routes behind its middleware, and the server that runs it until a signal."""
+"""The application (an index's routes behind middleware), and the server that runs it until a signal."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import socket
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
+from types import FrameType
 
 import uvicorn
 from fastapi import Depends, FastAPI
@@ -37,7 +37,7 @@ _ERRORS = {
 
 
 def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
-    """``index`` over HTTP, as ASGI servers run it."""
+    """``index`` as an ASGI application."""
     service = Service(index, settings or Settings())
 
     @contextlib.asynccontextmanager
@@ -76,7 +76,7 @@ def create_app(index: Index, settings: Settings | None = None) -> FastAPI:
 
 def serve(index: Index, settings: Settings, *, ready: Callable[[str], None] = lambda url: None) -> None:
     """Serve ``index`` until SIGINT or SIGTERM; ``ready`` is called with the address once clients can connect."""
-    _ = index.model  # loaded now, so that an encoder that has moved is an error here and not of the first search
+    _ = index.model  # an error now, not at the first search, if the encoder was moved
     with contextlib.closing(_bound_socket(settings)) as listening:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         url = f"http://{host}:{listening.getsockname()[1]}"
@@ -88,14 +88,21 @@ def serve(index: Index, settings: Settings, *, ready: Callable[[str], None] = la
             server_header=False,
             timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
         )
-        with _ignored_signals():
-            ready(url)  # a request that comes before the server has started waits for it
-            uvicorn.Server(config).run(sockets=[listening])
+        ready(url)  # clients can connect already; they wait until the server has started
+        _Server(config).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """A server that ends without an error on a signal; uvicorn's own handler would raise the signal again."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit and sig == signal.SIGINT  # a second Ctrl-C does not wait for requests
+        self.should_exit = True
 
 
 def _bound_socket(settings: Settings) -> socket.socket:
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    # With the protocol named, asyncio sets TCP_NODELAY; without it the second part of an answer waits 40 ms.
+    # With IPPROTO_TCP asyncio sets TCP_NODELAY; otherwise the second part of an answer waits 40 ms.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -108,17 +115,3 @@ def _bound_socket(settings: Settings) -> socket.socket:
             f"--port 0 for one that is free"
         ) from error
     return listening
-
-
-@contextlib.contextmanager
-def _ignored_signals() -> Iterator[None]:
-    """After its shutdown uvicorn raises again the signal that ended it; it is ignored here."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

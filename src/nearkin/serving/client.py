@@ -1,4 +1,4 @@
-"""A client of a served index, with the methods of :class:`~nearkin.index.Index`, by the standard library alone."""
+"""A client of a served index, with methods of :class:`~nearkin.index.Index`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nearkin.index.search import Hit, SearchOptions, is_id, is_vectors
 
 
 class ServerError(NearkinError):
-    """An error that a server answered with; ``status`` is that of HTTP, None where it could not be reached."""
+    """An error from a server; ``status`` is that of HTTP, None if the server could not be reached."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -43,7 +43,7 @@ class Client:
         if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
             raise DataError(f"{url!r} is no address of a server: give one like http://127.0.0.1:8000")
         self._url, self._key, self._timeout = url.rstrip("/"), key, timeout
-        # A key goes to the server alone, never through a proxy that the environment names.
+        # The key goes to the server only, never through a proxy from the environment or to a redirect's target.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
     def search(self, query: Any = None, k: int = 10, **options: Unpack[SearchOptions]) -> list[Hit]:
@@ -52,22 +52,19 @@ class Client:
         The query is a path of this machine, bytes, a Pillow image or a uint8 array; the id of an item; a vector.
         """
         body: dict[str, Any] = {"k": k, "collapse": False, **options}
-        body["where"] = {name: _filter_json(value) for name, value in (options.get("where") or {}).items()}
-        for name, number in (("like", int), ("unlike", int), ("crop", float)):
-            if body.get(name) is not None:
-                body[name] = list(map(number, body[name]))
+        body["where"] = {name: _filter(value) for name, value in (options.get("where") or {}).items()}
         if query is None or is_id(query) or is_vectors(query):
-            by = {} if query is None else {"id": int(query)} if is_id(query) else {"vector": query.tolist()}
+            by = {} if query is None else {"id": query} if is_id(query) else {"vector": query}
             answer = self._json("POST", "/search", body | by)
         else:
-            answer = self._upload("/search", query, {"options": json.dumps(body)})
+            answer = self._upload("/search", query, {"options": _to_json(body)})
         hits = [{name: hit[name] for name in Hit.__dataclass_fields__} for hit in answer["hits"]]
         return [Hit(**hit | {"copy_ids": tuple(hit["copy_ids"])}) for hit in hits]
 
     def add(self, image: Any, label: str | None = None, columns: Mapping[str, Any] | None = None) -> Stored:
         """Add one image; returns its id, and whether it is new."""
         parts = {} if label is None else {"label": label}
-        parts |= {} if columns is None else {"columns": json.dumps(dict(columns))}
+        parts |= {} if columns is None else {"columns": _to_json(dict(columns))}
         return Stored(**self._upload("/items", image, parts))
 
     def remove(self, ids: Sequence[int]) -> None:
@@ -98,7 +95,7 @@ class Client:
         return json.loads(self._request("POST", path, body, f"multipart/form-data; boundary={boundary}"))
 
     def _json(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        return json.loads(self._request(method, path, None if body is None else json.dumps(body).encode()))
+        return json.loads(self._request(method, path, None if body is None else _to_json(body).encode()))
 
     def _request(
         self, method: str, path: str, body: bytes | None = None, content_type: str = "application/json"
@@ -121,26 +118,27 @@ class Client:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """The key goes to one server, and not to where it redirects."""
+    """Treats a redirect as an error."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
-def _filter_json(value: Any) -> Any:
+def _filter(value: Any) -> Any:
     if isinstance(value, tuple):
         if len(value) != 2:
-            raise DataError(f"a range is a pair (from, to), got {value!r}; give a list for any of it")
-        return {"from": _plain(value[0]), "to": _plain(value[1])}
-    return [_plain(one) for one in value] if isinstance(value, (list, set, frozenset)) else _plain(value)
+            raise DataError(f"a range is a pair (from, to), got {value!r}; give a list for several values")
+        return dict(zip(("from", "to"), value, strict=True))
+    return value
 
 
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value
+def _to_json(value: Mapping[str, Any]) -> str:
+    """JSON, in which arrays and numbers of NumPy and torch become lists and numbers, and sets lists."""
+    return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else list(other))
 
 
 def _bytes_of(image: Any) -> bytes:
-    """An image as the bytes of a file."""
+    """An image as the content of a file."""
     if isinstance(image, (bytes, bytearray)):
         return bytes(image)
     if isinstance(image, (str, os.PathLike)):

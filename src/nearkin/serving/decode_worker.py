@@ -1,7 +1,7 @@
-"""A process that decodes uploads, limited in memory and time and unable to write files: a crafted file may exploit it.
+"""A process that decodes uploads. A crafted file may exploit a decoder, so it has little memory and writes no files.
 
-:mod:`nearkin.serving.decoding` starts it. Jobs come in through standard input, raw pixels go out through standard
-output, and it ends with its input.
+:mod:`nearkin.serving.decoding` starts it. It reads jobs from standard input until that ends, and writes raw pixels to
+standard output.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 JOB = struct.Struct("<QQQB4d")
-"""Bytes of the file, most pixels, shorter side (0: as it is), whether there is a crop, and the crop."""
+"""Size of the file, most pixels, shorter side (0: not shrunk), whether there is a crop, and the crop."""
 ANSWER = struct.Struct("<HII")
-"""A status as in HTTP, with the height and width of the pixels that follow or the length of the error text."""
+"""A status as in HTTP, and the height and width of the following pixels, or the length of the error text."""
 FORMATS = ("PNG", "JPEG", "MPO", "GIF", "WEBP", "TIFF", "BMP", "AVIF", "HEIF", "JPEG2000", "PPM")
 _NAME = Path("the image")
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer
+class Refused(Exception):  # noqa: N818
     """A status as in HTTP, and the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
@@ -42,10 +42,10 @@ class Refused(Exception):  # noqa: N818 - it is an answer
 
 
 def main() -> None:
-    """Decode until the input ends; the command's arguments are ``memory`` and ``seconds``."""
+    """Decode until the input ends; the arguments of the command are ``memory`` and ``seconds``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server finishes its requests, then closes the input
     jobs, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # output of libraries is no answer
+    sys.stdout = sys.stderr  # what libraries print is no answer
     memory, seconds = (int(word) for word in sys.argv[1:3])
     register_heic()
     Image.init()
@@ -69,7 +69,7 @@ def main() -> None:
 def decoded(
     content: bytes, most_pixels: int, shorter_side: int | None, crop: tuple[float, ...] | None
 ) -> NDArray[np.uint8]:
-    """Pixels ``[H, W, 3]``, or :class:`Refused`; their number is read from the header before any is decoded."""
+    """Pixels ``[H, W, 3]``, or :class:`Refused`; the number of pixels is checked by the header, before decoding."""
     try:
         try:
             with Image.open(io.BytesIO(content), formats=[name for name in FORMATS if name in Image.OPEN]) as opened:
@@ -79,7 +79,7 @@ def decoded(
         except Image.DecompressionBombError as error:  # Pillow has a limit, too
             raise Refused(413, f"the image has too many pixels, at most {most_pixels:,} are taken") from error
         except Exception as error:  # a malformed file can make a decoder raise nearly anything
-            raise Refused(415, "this is no image, or of a format that is not read here: send JPEG or PNG") from error
+            raise Refused(415, "this is no image, or its format is not supported: send JPEG or PNG") from error
         if width * height > most_pixels:
             raise Refused(413, f"the image has {width:,} x {height:,} pixels, at most {most_pixels:,} are taken")
         if crop is None:
@@ -93,7 +93,7 @@ def decoded(
 
 
 def _limit(name: str, value: int) -> None:
-    """Lower a limit of this process; on systems without limits only the server's time-out protects it."""
+    """Lower a limit of this process; on systems without limits only the server's timeout protects it."""
     if resource is not None:
         with contextlib.suppress(ValueError, OSError, AttributeError):
             number = getattr(resource, name)

@@ -1,4 +1,4 @@
-"""Uploads are decoded in separate processes, which can be killed: a crafted file may crash or hang a decoder."""
+"""Decoding of uploads in separate processes, as a crafted file may crash or hang a decoder."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,15 +22,17 @@ from nearkin.serving.errors import RequestError
 MEMORY = 2 << 30
 """Address space of a process; cropping an image of 64 million pixels needs about half of it."""
 SECONDS = 10
+"""For one image, until the process is killed."""
+CPU_SECONDS = SECONDS
 WORKER = ["-m", "nearkin.serving.decode_worker"]
 _ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "LANG", "LC_ALL", "TMPDIR")
 
 
 class Decoder:
-    """Processes that decode one upload at a time; a process that hangs or dies is replaced."""
+    """Processes that each decode one upload at a time; those that hang or die are replaced."""
 
-    def __init__(self, processes: int, *, max_pixels: int, memory: int = MEMORY, seconds: int = SECONDS) -> None:
-        self._max_pixels, self._memory, self._seconds = max_pixels, memory, seconds
+    def __init__(self, processes: int, *, max_pixels: int) -> None:
+        self._max_pixels = max_pixels
         self._threads = ThreadPoolExecutor(processes, "nearkin-decode")
         self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
         for _ in range(processes):
@@ -40,51 +43,44 @@ class Decoder:
     async def decode(
         self, content: bytes, *, shorter_side: int | None, crop: Sequence[float] | None = None
     ) -> NDArray[np.uint8]:
-        """Pixels ``[H, W, 3]`` of an upright image or its part ``crop``, shrunk to ``shorter_side``."""
+        """Pixels ``[H, W, 3]`` of an upright image, or of its part ``crop``, shrunk to ``shorter_side``."""
         head = JOB.pack(len(content), self._max_pixels, shorter_side or 0, crop is not None, *(crop or (0, 0, 0, 0)))
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, head, content)
 
     def close(self) -> None:
-        """Finish the uploads that were begun, and end the processes."""
+        """Finish the uploads that have begun, and end the processes."""
         self._threads.shutdown()
         while not self._idle.empty():
             if (process := self._idle.get()) is not None:
                 process.end()
 
     def _decode(self, head: bytes, content: bytes) -> NDArray[np.uint8]:
-        # There are as many threads as processes in the queue, so this never waits.
-        process = self._idle.get()
+        process = self._idle.get()  # never waits: there are as many processes as threads
         try:
             if process is None or not process.is_alive():
-                process = _Process(self._memory)
-            pixels = process.ask(head, content, self._seconds)
+                process = _Process()
+            pixels = process.ask(head, content)
             self.decoded += 1
             return pixels
         except RequestError:
-            self.refused += 1
+            if process is not None and process.is_alive():
+                self.refused += 1
+            else:
+                self.lost += 1
             raise
-        except _LostError as error:
-            self.lost += 1
-            raise RequestError(422, f"the image cannot be read: {error}") from error
         finally:
-            self._idle.put(process if process is not None and process.is_alive() else None)
-
-
-class _LostError(Exception):
-    """The reason why a process did not answer."""
+            self._idle.put(process)
 
 
 class _Process:
     """A process of :mod:`nearkin.serving.decode_worker`."""
 
-    CPU_SECONDS = SECONDS
-
-    def __init__(self, memory: int) -> None:
-        # It does not see the server's environment, such as its key.
+    def __init__(self) -> None:
+        # It does not see the server's environment, which may hold the key.
         environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
         environment |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, *WORKER, str(memory), str(self.CPU_SECONDS)],
+            [sys.executable, *WORKER, str(MEMORY), str(CPU_SECONDS)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -97,35 +93,27 @@ class _Process:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
-    def ask(self, head: bytes, content: bytes, seconds: float) -> NDArray[np.uint8]:
-        """The answer of the process; it is killed if there is none within ``seconds``."""
-        late = threading.Event()
-
-        def give_up() -> None:
-            late.set()
-            self._process.kill()
-
-        timer = threading.Timer(seconds, give_up)
+    def ask(self, head: bytes, content: bytes) -> NDArray[np.uint8]:
+        """The answer of the process; it is killed after ``SECONDS`` without one."""
+        deadline = time.monotonic() + SECONDS
+        timer = threading.Timer(SECONDS, self._process.kill)
         timer.start()
         try:
-            return self._exchange(head, content)
+            self._jobs.writelines([head, content])
+            self._jobs.flush()
+            status, first, second = ANSWER.unpack(self._read(ANSWER.size))
+            if status != 200:
+                raise RequestError(status, self._read(first).decode())
+            return np.frombuffer(self._read(first * second * 3), dtype=np.uint8).reshape(first, second, 3)
         except OSError as error:  # the process has ended
             self.end()
-            raise _LostError("decoding it took too long" if late.is_set() else "its decoder crashed") from error
+            reason = "decoding it took too long" if time.monotonic() >= deadline else "its decoder crashed"
+            raise RequestError(422, f"the image cannot be read: {reason}") from error
         finally:
             timer.cancel()
             timer.join()
-            if late.is_set():
+            if time.monotonic() >= deadline:  # it was killed, perhaps just after its answer
                 self.end()
-
-    def _exchange(self, head: bytes, content: bytes) -> NDArray[np.uint8]:
-        self._jobs.write(head)
-        self._jobs.write(content)
-        self._jobs.flush()
-        status, first, second = ANSWER.unpack(self._read(ANSWER.size))
-        if status != 200:
-            raise RequestError(status, self._read(first).decode())
-        return np.frombuffer(self._read(first * second * 3), dtype=np.uint8).reshape(first, second, 3)
 
     def _read(self, size: int) -> bytes:
         content = self._answers.read(size)

@@ -24,7 +24,7 @@ class RequestError(HTTPException):
 
 
 def handle_errors(app: FastAPI, folder: Path) -> None:
-    """Have ``app`` answer errors as described above, without the path of the index's ``folder``."""
+    """Make ``app`` answer errors as described above, without the path ``folder`` of the index."""
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -37,7 +37,7 @@ def handle_errors(app: FastAPI, folder: Path) -> None:
     async def not_valid(request: Request, error: RequestValidationError) -> JSONResponse:
         return invalid(error.errors()).answer()
 
-    @app.exception_handler(MultipartParseError)  # which Starlette before 1.0 lets through
+    @app.exception_handler(MultipartParseError)  # Starlette before 1.0 does not handle it
     async def not_multipart(request: Request, error: MultipartParseError) -> JSONResponse:
         return RequestError(400, str(error)).answer()
 

@@ -1,10 +1,9 @@
-"""Routes of the map of an index: its points, their labels, and making it in a thread."""
+"""Routes of an index's map: its points, their labels, and making it in a thread."""
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter, Response
@@ -13,15 +12,13 @@ from pydantic import BaseModel
 from nearkin.errors import NearkinError
 from nearkin.index.index import Index
 from nearkin.index.map_layout import NAME, Layout, make_layout, read_layout
-from nearkin.serving import schemas
 from nearkin.serving.errors import RequestError
+from nearkin.serving.schemas import BINARY, ERROR
 from nearkin.serving.service import Service
-
-_ERROR: dict[str, Any] = {"model": schemas.Error}
 
 
 class MapStatus(BaseModel):
-    """Whether there is a map; while it is made, ``done`` of ``of`` steps are done."""
+    """Whether there is a map; while it is being made, ``done`` of ``of`` steps are done."""
 
     state: Literal["none", "working", "ready"]
     done: int = 0
@@ -30,7 +27,7 @@ class MapStatus(BaseModel):
 
 
 class Maps:
-    """The map of one index: made in a thread, packed again only after the index has changed."""
+    """The map of one index, made in a thread, and cached until the index changes."""
 
     def __init__(self, index: Index) -> None:
         self._index = index
@@ -40,13 +37,10 @@ class Maps:
         self._packed: tuple[object, tuple[bytes, list[str]]] | None = None
 
     def status(self) -> MapStatus:
-        with self._lock:
-            if self._progress is not None:
-                return self._progress
-        return MapStatus(state="ready" if self._file() else "none", error=self._failed)
+        return self._progress or MapStatus(state="ready" if self._file() else "none", error=self._failed)
 
     def begin(self) -> MapStatus:
-        """Begin to make it, unless it is being made."""
+        """Begin to make the map, unless it is being made."""
         with self._lock:
             if self._progress is None:
                 self._progress, self._failed = MapStatus(state="working"), None
@@ -54,7 +48,7 @@ class Maps:
             return self._progress
 
     def packed(self) -> tuple[bytes, list[str]]:
-        """Rows of id, x, y and label number, and the labels, the most frequent first; a 404 without a map."""
+        """Rows of id, x, y and label number, and the labels, most frequent first; a 404 without a map."""
         with self._lock:
             state = (self._index.version, self._file())
             if self._packed is None or self._packed[0] != state:
@@ -88,10 +82,7 @@ def router(service: Service) -> APIRouter:
     @routes.get(
         "/map",
         response_class=Response,
-        responses={
-            200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}},
-            404: _ERROR,
-        },
+        responses={200: {"content": {"application/octet-stream": BINARY}}, 404: ERROR},
     )
     async def rows() -> Response:
         """Little-endian float32 [N, 4]: id, x, y, number of the label; id −1 for a proxy, label −1 for none."""
@@ -99,17 +90,17 @@ def router(service: Service) -> APIRouter:
         headers = {"X-Map-Rows": str(len(content) // 16), "Cache-Control": "no-cache"}
         return Response(content, media_type="application/octet-stream", headers=headers)
 
-    @routes.get("/map/labels", responses={404: _ERROR})
+    @routes.get("/map/labels", responses={404: ERROR})
     async def labels() -> list[str]:
         """The labels by their numbers in the map."""
         return (await service.read(maps.packed))[1]
 
     @routes.get("/map/status")
     async def status() -> MapStatus:
-        """Whether there is a map, and the progress of making it."""
+        """Whether there is a map, and the progress of making one."""
         return maps.status()
 
-    @routes.post("/map", status_code=202, responses={409: _ERROR})
+    @routes.post("/map", status_code=202, responses={409: ERROR})
     async def make() -> MapStatus:
         """Make the map, replacing the old one."""
         return await service.write(maps.begin)
@@ -118,13 +109,11 @@ def router(service: Service) -> APIRouter:
 
 
 def _packed(layout: Layout, index: Index) -> tuple[bytes, list[str]]:
-    ids, names = index.labels()
-    counts = Counter(names.tolist())
-    labels = sorted(counts, key=lambda label: (-counts[label], label))
+    labels = [label for label, _ in index.label_counts()]
     labels += sorted(set(layout.classes) - set(labels))
     number = {label: i for i, label in enumerate(labels)}
-    label_of = dict(zip(ids.tolist(), names.tolist(), strict=True))
-    items = [number[label_of[id]] if id in label_of else -1 for id in layout.ids.tolist()]
+    label_of = dict(zip(*(column.tolist() for column in index.labels()), strict=True))
+    items = [number.get(label_of.get(id, ""), -1) for id in layout.ids.tolist()]
     proxies = [number[name] for name in layout.classes]
     ids = np.concatenate([layout.ids, np.full(len(proxies), -1)])
     rows = np.column_stack([ids, np.concatenate([layout.points, layout.proxies]), [*items, *proxies]])

@@ -1,4 +1,4 @@
-"""What every request passes: logs and metrics, the limit of its size, and the check of host, origin and key."""
+"""Middleware: logs and metrics, the limit of a request's size, and the check of host, origin and key."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line, with the fields of ``extra={"fields": {…}}``.
+    """Formats a record as one line of JSON, with the fields of ``extra={"fields": {…}}``.
 
     >>> record = logging.LogRecord("nearkin", logging.INFO, "", 0, "it is %s", ("late",), None)
     >>> json.loads(JsonLines().format(record))["event"]
@@ -64,7 +64,7 @@ def log_to_stderr(level: str) -> None:
 
 
 class Observer:
-    """Counts, times and logs every request, and answers unforeseen errors with 500."""
+    """Counts, times and logs every request, and answers unexpected errors with 500."""
 
     def __init__(self, app: ASGIApp, registry: CollectorRegistry) -> None:
         self._app = app
@@ -101,7 +101,7 @@ class Observer:
             self._record(scope, status, time.perf_counter() - begin)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # By the route's pattern: an id in it would make a line for every item.
+        # By the route's pattern, as ids would make a line for each item.
         route = getattr(scope.get("route"), "path", "other")
         method = scope["method"] if scope["method"] in ("GET", "HEAD", "POST", "DELETE") else "other"
         self._requests.labels(method, route, status).inc()
@@ -118,7 +118,7 @@ class Observer:
 
 
 class BodyLimit:
-    """Refuses requests with too many bytes, by their header or while they arrive."""
+    """Refuses requests with too many bytes, by their header or as they arrive."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app, self._max_bytes = app, settings.max_bytes
@@ -151,8 +151,8 @@ class BodyLimit:
 class Security:
     """Checks the server's name, the page's origin and the key of a request.
 
-    A page on the Internet can make a browser send requests to a server on the same machine; ``Origin`` reveals them. By
-    a name that points there (DNS rebinding) it could read the answers; ``Host`` reveals that.
+    A page on the Internet can make a browser send requests to a server on the same machine; ``Origin`` reveals this. It
+    could read the answers under a name of its own for this machine (DNS rebinding); ``Host`` reveals that.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -175,7 +175,7 @@ class Security:
     def _check(self, method: str, path: str, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
         name = host_name(host)
-        # A server at all of a machine's addresses cannot list them; an address cannot be rebound as a name can.
+        # A server on all addresses does not know them all; unlike a name, an address cannot be rebound.
         if name not in self._names and not (self._is_everywhere and address(name) is not None):
             raise RequestError(403, f"this server is not called {name[:100]!r}: allow it with --allow-host NAME")
         if method not in _SAFE_METHODS and origin is not None and origin.partition("://")[2].lower() != host.lower():
@@ -189,7 +189,7 @@ class Security:
 
 
 def host_name(host: str) -> str:
-    """A ``Host`` header without its port, which may be another behind a tunnel.
+    """A ``Host`` header without its port, which differs behind a tunnel.
 
     >>> host_name("localhost:8000"), host_name("[::1]:8000"), host_name("::1")
     ('localhost', '::1', '::1')

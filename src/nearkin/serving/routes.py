@@ -1,10 +1,11 @@
-"""The routes: what is served, search, items, corrections of labels, and the gallery."""
+"""The routes of an index: its contents, search, items, corrections of labels, and the gallery."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path as FilePath
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, File, Form, Path, Query, Request, Response, UploadFile
@@ -19,6 +20,7 @@ from nearkin.index.index import Stored
 from nearkin.index.search import LEAST_SIDE
 from nearkin.serving import schemas
 from nearkin.serving.errors import RequestError, invalid
+from nearkin.serving.schemas import BINARY, ERROR
 from nearkin.serving.service import Service
 
 WEB = FilePath(__file__).parent / "web"
@@ -27,8 +29,7 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 _NAME = Annotated[str, StringConstraints(min_length=1, max_length=100, pattern=r"^\S(.*\S)?$")]
 _COLUMNS = TypeAdapter(Annotated[dict[_NAME, schemas.Value | None], Field(max_length=20)])
 _MOST_COLUMNS = 100
-_ERROR: dict[str, Any] = {"model": schemas.Error}
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_T = TypeVar("_T")
 
 
 def router(service: Service) -> APIRouter:
@@ -68,7 +69,7 @@ def _about(service: Service) -> schemas.About:
 
 
 def _add_search(routes: APIRouter, service: Service) -> None:
-    # FastAPI cannot derive two content types from a signature.
+    # FastAPI cannot derive two types of content from a signature.
     template = "#/components/schemas/{model}"
     options, query = (model.model_json_schema(ref_template=template) for model in (schemas.Options, schemas.Query))
     for schema in (options, query):
@@ -81,7 +82,7 @@ def _add_search(routes: APIRouter, service: Service) -> None:
     content = {"application/json": {"schema": query}, "multipart/form-data": {"schema": upload}}
     body = {"requestBody": {"required": True, "content": content}}
 
-    @routes.post("/search", openapi_extra=body, responses={404: _ERROR, 415: _ERROR})
+    @routes.post("/search", openapi_extra=body, responses={404: ERROR, 415: ERROR})
     async def search(request: Request) -> schemas.Hits:
         """The nearest items of an uploaded image, an item, a vector, or the examples in ``like``."""
         content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -97,7 +98,8 @@ async def _search_by_image(request: Request, service: Service) -> schemas.Hits:
         image, text = form.get("image"), form.get("options", "{}")
         if not isinstance(image, FormFile) or not isinstance(text, str) or set(form) - {"image", "options"}:
             raise RequestError(422, "send one file 'image', and if wanted a text part 'options' with JSON")
-        options = _parsed(schemas.Options, text.encode(), service)
+        options = _validated(schemas.Options.model_validate_json, text)
+        service.check_limits(options)
         content = await image.read()
     pixels = await service.decoded(content, options.crop)
     height, width = pixels.shape[:2]
@@ -108,7 +110,8 @@ async def _search_by_image(request: Request, service: Service) -> schemas.Hits:
 
 
 async def _search_by_json(request: Request, service: Service) -> schemas.Hits:
-    query = _parsed(schemas.Query, await request.body(), service)
+    query = _validated(schemas.Query.model_validate_json, await request.body())
+    service.check_limits(query)
     if query.crop is not None:
         raise RequestError(422, "crop: only an uploaded image can be cropped")
     if (query.id is not None) + (query.vector is not None) > 1:
@@ -117,30 +120,23 @@ async def _search_by_json(request: Request, service: Service) -> schemas.Hits:
     return await service.read(service.search, query, query.id if vector is None else vector, is_image=False)
 
 
-def _parsed(model: type[Any], content: bytes, service: Service) -> Any:
+def _validated(validate: Callable[[str | bytes], _T], content: str | bytes) -> _T:
     try:
-        options = model.model_validate_json(content)
+        return validate(content)
     except ValidationError as error:
         raise invalid(error.errors()) from error
-    service.check_limits(options)
-    return options
 
 
 def _add_items(routes: APIRouter, service: Service) -> None:
-    @routes.post("/items", status_code=201, responses={409: _ERROR, 415: _ERROR})
+    @routes.post("/items", status_code=201, responses={409: ERROR, 415: ERROR})
     async def add(
         image: Annotated[UploadFile, File()],
         label: Annotated[schemas.Label | None, Form()] = None,
-        columns: Annotated[str | None, Form(description="JSON, by column a value")] = None,
+        columns: Annotated[str, Form(description="JSON, by column a value")] = "{}",
     ) -> Stored:
-        """Add an image. One whose pixels are there already is not added again; a new label replaces the old one."""
-        values: dict[str, str] = {}
-        if columns is not None:
-            try:
-                parsed = _COLUMNS.validate_json(columns)
-            except ValidationError as error:
-                raise invalid(error.errors()) from error
-            values = {name: "" if value is None else str(value) for name, value in parsed.items()}
+        """Add an image. If its pixels are there already, only its label and columns change."""
+        parsed = _validated(_COLUMNS.validate_json, columns)
+        values = {name: "" if value is None else str(value) for name, value in parsed.items()}
         contents = await service.read(service.contents)
         if len({*values, *(column.name for column in contents.columns)}) > _MOST_COLUMNS:
             raise RequestError(422, f"columns: an index has at most {_MOST_COLUMNS}: use those that it has")
@@ -152,11 +148,10 @@ def _add_items(routes: APIRouter, service: Service) -> None:
         except DataError as error:  # a value that does not fit its column
             raise RequestError(422, str(error)) from error
 
-    @routes.post("/items/lookup", responses={404: _ERROR})
+    @routes.post("/items/lookup", responses={404: ERROR})
     async def lookup(body: schemas.Ids) -> schemas.Items:
         """Several items at once, in the order of their ids in the request."""
-        items = await service.read(service.existing, body.ids)
-        return schemas.Items(items=[service.item_schema(item) for item in items])
+        return schemas.Items(items=await service.read(service.existing, body.ids))
 
     @routes.post("/items/browse")
     async def browse(body: schemas.Browse) -> schemas.Page:
@@ -164,12 +159,12 @@ def _add_items(routes: APIRouter, service: Service) -> None:
         service.check_limits(body)
         return await service.read(service.browse, body)
 
-    @routes.get("/items/{id}", responses={404: _ERROR})
+    @routes.get("/items/{id}", responses={404: ERROR})
     async def get(id: Id) -> schemas.Item:
         """One item."""
-        return service.item_schema((await service.read(service.existing, [id]))[0])
+        return (await service.read(service.existing, [id]))[0]
 
-    @routes.delete("/items/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
+    @routes.delete("/items/{id}", status_code=204, response_model=None, responses={404: ERROR, 409: ERROR})
     async def remove(id: Id) -> None:
         """Remove an item for good; its file stays where it is."""
         await service.write(service.index.remove, [id])
@@ -177,7 +172,7 @@ def _add_items(routes: APIRouter, service: Service) -> None:
     @routes.get(
         "/items/{id}/thumbnail",
         response_class=Response,
-        responses={200: {"content": {"image/jpeg": _BINARY}}, 404: _ERROR},
+        responses={200: {"content": {"image/jpeg": BINARY}}, 404: ERROR},
     )
     async def thumbnail(id: Id) -> Response:
         """A small JPEG without EXIF."""
@@ -186,9 +181,9 @@ def _add_items(routes: APIRouter, service: Service) -> None:
 
 
 def _add_corrections(routes: APIRouter, service: Service) -> None:
-    @routes.post("/corrections", responses={404: _ERROR, 409: _ERROR})
+    @routes.post("/corrections", responses={404: ERROR, 409: ERROR})
     async def correct(body: schemas.Correction) -> dict[str, int]:
-        """Correct the label of items; null: their label is wrong, and the right one is unknown."""
+        """Correct the label of items; null means that it is wrong and the right one unknown."""
 
         def work() -> int:
             service.existing(body.ids)
@@ -202,7 +197,7 @@ def _add_corrections(routes: APIRouter, service: Service) -> None:
         rows = await service.read(corrections.corrections, service.index)
         return [replace(row, path=service.visible_path(row.path)) for row in rows]
 
-    @routes.delete("/corrections/{id}", status_code=204, response_model=None, responses={404: _ERROR, 409: _ERROR})
+    @routes.delete("/corrections/{id}", status_code=204, response_model=None, responses={404: ERROR, 409: ERROR})
     async def withdraw(id: Id) -> None:
         """Delete a correction."""
         await service.write(corrections.withdraw, service.index, id)
@@ -237,11 +232,11 @@ def _add_gallery(routes: APIRouter, service: Service) -> None:
 
     @routes.get("/samples")
     async def samples(n: Annotated[int, Query(ge=1, le=100)] = 24) -> schemas.Items:
-        """Some items at random, to begin a search with."""
+        """Random items to begin a search with."""
 
         def chosen() -> list[schemas.Item]:
             ids = service.index.ids()
             sample = np.random.default_rng().choice(ids, min(n, len(ids)), replace=False)
-            return [service.item_schema(item) for item in service.index.items(sample)]
+            return service.shown(service.index.items(sample))
 
         return schemas.Items(items=await service.read(chosen))

@@ -37,8 +37,13 @@ class Error(BaseModel):
     error: str
 
 
+ERROR: dict[str, Any] = {"model": Error}
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+"""For the descriptions of answers in the OpenAPI document."""
+
+
 class Range(_Strict):
-    """From and to, both included; null for no end."""
+    """A range from ``from`` to ``to``, both included; null for an open end."""
 
     model_config = ConfigDict(populate_by_name=True)
     from_: Value | None = Field(default=None, alias="from")
@@ -46,7 +51,7 @@ class Range(_Strict):
 
 
 class Browse(_Strict):
-    """A filter, and which page of what meets it."""
+    """A filter, and a page of the items that meet it."""
 
     k: Annotated[int, Field(ge=1, le=LARGEST), BeforeValidator(_whole)] = 20
     offset: Annotated[int, Field(ge=0, le=LARGEST), BeforeValidator(_whole)] = 0
@@ -90,7 +95,7 @@ class Hit(Item):
 
 
 class LabelGuess(BaseModel):
-    """The label of an image by its neighbours; null for none of these."""
+    """The label of an image by its neighbours; null for "none of these"."""
 
     label: str | None
     confidence: float | None
@@ -110,7 +115,7 @@ class Items(BaseModel):
 
 
 class Page(Items):
-    """A page of the items that meet a filter, and how many meet it in all."""
+    """A page of the items that meet a filter, and their total number."""
 
     total: int
 
@@ -120,7 +125,7 @@ class Ids(_Strict):
 
 
 class Correction(_Strict):
-    """The right label of items; null where it is only known that theirs is wrong."""
+    """The right label of items; null if it is only known that theirs is wrong."""
 
     ids: Annotated[list[Id], Field(min_length=1)]
     label: Label | None
@@ -145,7 +150,7 @@ class Limits(BaseModel):
 
 
 class Contents(BaseModel):
-    """Counts of one state of an index; labels are the most frequent first."""
+    """Counts of an index; the most frequent labels come first."""
 
     items: int
     labelled: int

@@ -1,4 +1,4 @@
-"""What the routes share: the index, the threads that work on it, and the form of its answers."""
+"""What the routes share: the index, the threads that work on it, and the form of answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from nearkin.index.filters import Where
 from nearkin.index.index import Index
 from nearkin.index.items import Item
-from nearkin.index.search import Hit
+from nearkin.index.search import Hit, check_crop
 from nearkin.serving import schemas
 from nearkin.serving.decoding import Decoder
 from nearkin.serving.errors import RequestError
@@ -30,16 +30,13 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Job = tuple[Pixels, "Future[Vector]"]
 _THREADS = 8
-_ROUNDING = 1e-3
 _MOST_LABELS = 2000
 
 
 class Embedder:
-    """One thread that embeds the images of concurrent requests in batches: those that wait form the next batch."""
+    """One thread that embeds the images of concurrent requests: those that wait form the next batch."""
 
-    def __init__(
-        self, embed: Callable[[Sequence[Pixels], int | None], NDArray[np.float32]], *, batch_size: int = 32
-    ) -> None:
+    def __init__(self, embed: Callable[[Sequence[Pixels], int], Vector], *, batch_size: int = 32) -> None:
         self._embed, self._batch_size = embed, batch_size
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.images = self.batches = 0
@@ -53,7 +50,7 @@ class Embedder:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Embed the images that wait, and end."""
+        """Embed the waiting images, and end."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -63,7 +60,7 @@ class Embedder:
             batch = [self._jobs.get()]
             while len(batch) < self._batch_size and not self._jobs.empty():
                 batch.append(self._jobs.get())
-            # Requests that were given up meanwhile need no vector.
+            # Cancelled requests need no vector.
             self._embed_batch([job for job in batch if job is not None and job[1].set_running_or_notify_cancel()])
 
     def _embed_batch(self, batch: list[_Job]) -> None:
@@ -75,7 +72,7 @@ class Embedder:
             if len(batch) == 1:
                 batch[0][1].set_exception(error)
                 return
-            for job in batch:  # only the image that the encoder cannot take shall fail
+            for job in batch:  # only the image that the encoder rejects should fail
                 self._embed_batch([job])
             return
         self.images += len(batch)
@@ -85,7 +82,7 @@ class Embedder:
 
 
 class Service:
-    """One index that is served. Blocking work is done in threads, writing in a single one."""
+    """One index that is served. Blocking work runs in threads, writing in a single one."""
 
     def __init__(self, index: Index, settings: Settings) -> None:
         self.index, self.settings = index, settings
@@ -97,7 +94,7 @@ class Service:
         self._contents: tuple[tuple[int, int], schemas.Contents] | None = None
 
     def close(self) -> None:
-        """Finish the work that was begun."""
+        """Finish the work that has begun."""
         self.decoder.close()
         self.embedder.close()
         self._writer.shutdown()
@@ -119,25 +116,25 @@ class Service:
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **options))
 
     async def write(self, work: Callable[_P, _T], *args: _P.args, **options: _P.kwargs) -> _T:
-        """One after another, as an index has one writer."""
+        """Do ``work`` after all earlier writes, as an index has one writer."""
         if self.settings.read_only:
             raise RequestError(409, "this index is served read-only: start the server without --read-only to change it")
         return await asyncio.get_running_loop().run_in_executor(self._writer, partial(work, *args, **options))
 
     async def decoded(self, content: bytes, crop: list[float] | None = None) -> Pixels:
-        """Pixels of an upload as the encoder wants them."""
-        if crop is not None and (min(crop[2:]) <= 0 or max(crop[0] + crop[2], crop[1] + crop[3]) > 1 + _ROUNDING):
-            raise RequestError(422, f"crop: x, y, width and height are shares of the picture from 0 to 1, got {crop}")
+        """Pixels of an upload, in the size that the encoder takes."""
+        if crop is not None:
+            check_crop(crop)
         return await self.decoder.decode(content, shorter_side=self.index.model.shorter_side, crop=crop)
 
-    def existing(self, ids: list[int]) -> list[Item]:
-        """The items of these ids."""
+    def existing(self, ids: list[int]) -> list[schemas.Item]:
+        """Items by their ids."""
         if len(ids) > self.settings.max_ids:
             raise RequestError(422, f"at most {self.settings.max_ids:,} ids at once, got {len(ids):,}")
-        return self.index.items(ids)
+        return self.shown(self.index.items(ids))
 
     def contents(self) -> schemas.Contents:
-        """Counted again only after the index has changed."""
+        """Counts of the index, which are cached until it changes."""
         with self._lock:
             version = self.index.version
             if self._contents is None or self._contents[0] != version:
@@ -158,9 +155,8 @@ class Service:
         """Refuse a request that asks for more than the server gives."""
         limits = self.settings
         sizes = [("k", options.k, limits.max_k), ("offset", options.offset, limits.max_offset)]
-        for name, value in options.where.items():
-            if isinstance(value, list):
-                sizes.append((f"where: {name}", len(value), limits.max_ids))
+        lists = {name: value for name, value in options.where.items() if isinstance(value, list)}
+        sizes += [(f"where: {name}", len(values), limits.max_ids) for name, values in lists.items()]
         for name, size, most in sizes:
             if size > most:
                 raise RequestError(422, f"{name}: at most {most:,}, got {size:,}")
@@ -172,12 +168,12 @@ class Service:
         """The items that meet a filter, by ascending id."""
         ids = self.index.ids(_where(options))
         items = self.index.items(ids[options.offset : options.offset + options.k])
-        return schemas.Page(items=[self.item_schema(item) for item in items], total=len(ids))
+        return schemas.Page(items=self.shown(items), total=len(ids))
 
     def search(
         self, options: schemas.Options, query: int | NDArray[np.floating] | None, *, is_image: bool
     ) -> schemas.Hits:
-        """The hits of a request, and for an image its label by its neighbours."""
+        """The hits of a request; for an image also its label by its neighbours."""
         begin = time.perf_counter()
         if ids := [*options.like, *options.unlike, *([query] if isinstance(query, int) else [])]:
             self.existing(ids)
@@ -197,8 +193,8 @@ class Service:
             label=None if guess is None else schemas.LabelGuess(label=guess.label, confidence=guess.confidence),
         )
 
-    def item_schema(self, item: Item) -> schemas.Item:
-        return schemas.Item(**self._fields(item))
+    def shown(self, items: Sequence[Item]) -> list[schemas.Item]:
+        return [schemas.Item(**self._fields(item)) for item in items]
 
     def _fields(self, item: Item | Hit) -> dict[str, Any]:
         return vars(item) | {"path": self.visible_path(item.path), "thumbnail": f"/items/{item.id}/thumbnail"}

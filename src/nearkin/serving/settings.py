@@ -20,10 +20,10 @@ class Settings:
     key: str | None = None
     """What requests must carry as ``Authorization: Bearer KEY``; None only on loopback."""
     allow_hosts: tuple[str, ...] = ()
-    """Further names of the server, such as the name of a proxy."""
+    """Other names of the server, such as that of a proxy."""
     read_only: bool = False
     hide_paths: bool = False
-    """Whether clients do not see the paths of images."""
+    """Whether the paths of images are hidden from clients."""
     max_bytes: int = 32 << 20
     """Of a request."""
     max_pixels: int = 64_000_000
@@ -31,7 +31,7 @@ class Settings:
     max_k: int = 1000
     max_offset: int = 100_000
     max_ids: int = 2000
-    """Values in a list, such as ids or the labels of a filter."""
+    """Of values in a list, such as ids or the labels of a filter."""
     decoders: int = 2
     """Processes that decode uploads."""
 
@@ -48,7 +48,7 @@ class Settings:
 
 
 def address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a name spells; None where it is the name of a host."""
+    """The address that a text spells; None for a name."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:

@@ -1,8 +1,8 @@
-// Requests to the server; an error of it is one sentence.
+// Requests to the server; its errors are one sentence.
 
 const KEY = "nearkin-key";
 
-// The key comes once with the address, `#key=…`, and is removed from it.
+// The key comes with the first address, `#key=…`, and is then removed from it.
 const given = new URLSearchParams(location.hash.slice(1));
 if (given.has("key")) {
   sessionStorage.setItem(KEY, given.get("key"));
@@ -13,7 +13,7 @@ if (given.has("key")) {
 export const setKey = (key) => sessionStorage.setItem(KEY, key);
 const headers = () => (sessionStorage.getItem(KEY) ? { Authorization: `Bearer ${sessionStorage.getItem(KEY)}` } : {});
 
-/** Why a request failed: `status` is 0 where the server did not answer at all. */
+/** Why a request failed; `status` is 0 if the server did not answer. */
 export class Problem extends Error {
   constructor(message, status) {
     super(message);
@@ -58,7 +58,7 @@ export const search = (options, file, signal) => {
 
 export const browse = (options, signal) => call("items/browse", { method: "POST", json: options, signal });
 
-/** Ids in lists as long as the server takes them. */
+/** Ids in lists of the length that the server accepts. */
 export const inParts = (ids, most = 1000) => Array.from({ length: Math.ceil(ids.length / most) }, (_, n) => ids.slice(n * most, (n + 1) * most));
 
 /** Items in the order of their ids; removed ones are left out. */
@@ -79,7 +79,7 @@ async function lookupPart(ids) {
   }
 }
 
-// With a key the browser cannot fetch a picture by its address alone.
+// A server with a key does not give a picture by its address alone.
 const pictures = new Map();
 const MOST_PICTURES = 600;
 

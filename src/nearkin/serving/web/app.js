@@ -1,4 +1,4 @@
-// The gallery: the address says what is shown, and what people do changes the address.
+// The gallery: the address determines what is shown, and user actions change the address.
 
 import { $, fill, h, open, plural } from "./dom.js";
 import { setKey } from "./api.js";
@@ -112,7 +112,7 @@ function listen() {
 
   addEventListener("keydown", (event) => {
     const typing = event.target.closest?.("input:not([type=checkbox]):not([type=range]), textarea, select");
-    // The keys of the page work in an opened photo too; it handles those of a photo first.
+    // The page's keys also work in an opened photo, which handles its own keys first.
     if (event.ctrlKey || event.metaKey || event.altKey || typing || $("dialog[open]:not(#detail)")) return;
     const photo = $("#detail");
     if (event.key === "Escape" && selected.size && !photo.open) { clear(); return; }

@@ -1,4 +1,4 @@
-// A box on the query picture: only what is inside is searched for. In shares of the picture, so it fits any size.
+// A box on the query picture: only its content is searched for. It is given in shares of the picture.
 
 import { h } from "./dom.js";
 

@@ -1,4 +1,4 @@
-// The chart of the map: its points, the view of them, and its pointers and keys.
+// The chart of the map: its points, its view, and its pointer and keyboard input.
 
 import { button, h, plural, toast } from "./dom.js";
 import { lookup, pictureOf } from "./api.js";
@@ -13,7 +13,7 @@ import { select, selected, toggle } from "./selection.js";
 
 const REACH = 14; // pixels from which a point is meant
 
-/** Points in a canvas with a view of them; a button calls `remake`. */
+/** Points on a canvas that can be panned and zoomed; a button calls `remake`. */
 export class Chart {
   constructor(parent, rows, labels, remake) {
     this.labels = labels;
@@ -22,7 +22,7 @@ export class Chart {
     this.proxies = [];
     for (let i = 0; i < rows.length; i += 4) (rows[i] < 0 ? this.proxies : items).push(i);
     const column = (at) => Float32Array.from(items, (i) => rows[i + at]);
-    // Up and across mean nothing here, so the map's longer side lies along the screen's.
+    // Directions have no meaning, so the map is turned to have its longer side along the screen's.
     const spread = (at) => { const all = column(at).sort(); return all[Math.floor(all.length * 0.98)] - all[Math.floor(all.length * 0.02)]; };
     const room = parent.getBoundingClientRect();
     const [across, up] = spread(1) > spread(2) === room.width > room.height ? [1, 2] : [2, 1];
@@ -30,7 +30,7 @@ export class Chart {
     this.proxies = this.proxies.map((i) => ({ x: rows[i + across], y: rows[i + up], label: rows[i + 3] }));
     this.byId = new Map(Array.from(this.ids, (id, i) => [id, i]));
     this.cells = new Cells(this.x, this.y);
-    // Which photos give way where there is no room: always the same ones, so that nothing flickers.
+    // Where there is no room, always the same photos are hidden, so nothing flickers.
     this.rank = Uint32Array.from(this.ids, (id) => Math.imul(id + 1, 2654435761) >>> 0);
     this.names = this.#middles();
     this.pictures = new Map();
@@ -98,7 +98,7 @@ export class Chart {
     this.over.classList.toggle("lassoing", mode === "lasso");
   }
 
-  /** Where a label's name stands: the middle of its points. */
+  /** The place of a label's name: the middle of its points. */
   #middles() {
     const members = this.labels.map(() => []);
     for (let i = 0; i < this.label.length; i++) if (this.label[i] >= 0) members[this.label[i]].push(i);

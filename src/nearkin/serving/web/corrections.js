@@ -1,4 +1,4 @@
-// Corrections of labels: made here, kept by the server, downloaded as a manifest to train on.
+// Corrections of labels: made here, stored by the server, downloaded as a manifest for training.
 
 import { $, button, h, icon, open, plural, save, toast } from "./dom.js";
 import { call, inParts, show } from "./api.js";
@@ -15,7 +15,7 @@ async function undo(id) {
   await refreshCorrections();
 }
 
-/** Ask what photos are; `items` are the ones to show. */
+/** Ask for the right label of `items`. */
 export function relabel(ids, items) {
   const dialog = $("#relabel");
   const labels = [...new Set(items.map((item) => labelOf(item).label).filter(Boolean))];

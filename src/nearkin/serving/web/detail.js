@@ -1,4 +1,4 @@
-// One photo: what is known of it, and where to go from it.
+// One photo: its facts, and further actions.
 
 import { $, button, h, icon, open, toast } from "./dom.js";
 import { lookup, show } from "./api.js";
@@ -11,7 +11,7 @@ import { selected, toggle } from "./selection.js";
 export const percent = (share) => (share === null ? "" : `${share >= 0.995 ? "> 99" : share < 0.005 ? "< 1" : Math.round(share * 100)} %`);
 export const level = (share) => (share >= 0.8 ? "high" : share >= 0.5 ? "middle" : "low");
 
-/** How sure a hit is: a bar and a figure, or the score where nothing was learned about that. */
+/** The confidence of a hit as a bar and a figure; without confidences its score. */
 export function meter(hit) {
   if (hit.confidence === null || hit.confidence === undefined) return null;
   const bar = h("span", { class: `meter ${level(hit.confidence)}`, "aria-hidden": "true" }, h("i", {}));
@@ -19,7 +19,7 @@ export function meter(hit) {
   return bar;
 }
 
-/** The last part of the label as it stands, with what it was where it was corrected. */
+/** The last part of the label, with the old label if it was corrected. */
 export function labelled(item) {
   const { label, was, unsure } = labelOf(item);
   if (unsure) return [h("s", {}, was === null ? "no label" : shortLabel(was))];
@@ -80,7 +80,7 @@ export function detail(items, at) {
         button(selected.has(item.id) ? "Selected" : "Select", "check", pick, { "aria-pressed": selected.has(item.id), id: "select-photo" })),
       button("Show on the map", "map", act(() => { go({ view: "map" }); dispatchEvent(new CustomEvent("nearkin:locate", { detail: item.id })); }), { id: "show-on-map" })),
   );
-  // Its content is new, and with the old went the focus, without which keys would reach the page behind.
+  // The focus was lost with the old content; without it keys would reach the page behind.
   const again = isInside && $(`#${isInside}:not(:disabled)`, dialog);
   (again || dialog).focus();
   dialog.onkeydown = (event) => {
@@ -95,5 +95,5 @@ export function detail(items, at) {
   if (items[at + 1]) show(new Image(), items[at + 1].id);
 }
 
-/** Show an item of which only the id is known. */
+/** Show an item by its id. */
 export const detailOf = (id) => lookup([id]).then((items) => (items.length ? detail(items, 0) : toast("That photo has been removed.")), (error) => toast(error.message));

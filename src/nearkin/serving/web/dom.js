@@ -1,4 +1,4 @@
-// Elements made by hand: no framework, and text is always text.
+// Helpers to make elements without a framework; text is never parsed as HTML.
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
@@ -20,7 +20,7 @@ export function h(tag, given = {}, ...children) {
 
 const there = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
-/** Replace the children of an element; null is none. */
+/** Replace the children of an element; null children are left out. */
 export const fill = (element, ...children) => element.replaceChildren(...there(children));
 
 export function icon(name) {
@@ -39,7 +39,7 @@ export const button = (text, iconName, onclick, given = {}) =>
 export const number = (value) => Number(value).toLocaleString("en");
 export const plural = (count, one, many) => `${number(count)} ${count === 1 ? one : many}`;
 
-/** A line that comes and goes; with an action it stays a little longer. */
+/** A message that disappears by itself; with an action it stays longer. */
 export function toast(text, action = null) {
   const line = h("div", { class: "toast" }, h("span", {}, text));
   const gone = () => line.remove();
@@ -48,7 +48,7 @@ export function toast(text, action = null) {
   setTimeout(gone, action ? 8000 : 4500);
 }
 
-/** Open a dialog with new content. A click outside, Escape and its cross close it; focus goes back by itself. */
+/** Open a dialog with new content. A click outside, Escape or its cross closes it; the browser restores the focus. */
 export function open(dialog, title, ...content) {
   dialog.replaceChildren(
     h("header", {}, h("h2", {}, title), h("button", { type: "button", class: "plain icon", "aria-label": "Close", onclick: () => dialog.close() }, icon("close"))),

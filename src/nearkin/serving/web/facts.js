@@ -1,4 +1,4 @@
-// What the page knows of the index: what it holds, and what people have corrected.
+// What the page knows about the index: its contents and its corrections.
 
 import { call } from "./api.js";
 
@@ -16,6 +16,6 @@ export async function refreshCorrections() {
 
 export const canWrite = () => !facts.about.read_only;
 
-/** A file's name and its folder, which is what tells two of them apart. */
+/** A file's name and folder, which together tell files apart. */
 export const shortPath = (path) => (path ? path.split(/[\\/]/).slice(-2).join("/") : "");
 export const fileName = (path) => (path ? path.split(/[\\/]/).pop() : "");

@@ -1,4 +1,4 @@
-// Filters: labels as a tree, ranges of columns; of a search also its confidence, and only the nearest of each label.
+// Filters: a tree of labels and ranges of columns; for a search also its confidence and only the nearest of each label.
 
 import { $, $$, h, icon, number } from "./dom.js";
 import { facts } from "./facts.js";
@@ -94,7 +94,7 @@ export function drawFilters(state) {
 
 export const noFilters = { labels: [], columns: {}, group: false, min: 0 };
 
-/** Arrow keys walk through the tree; left and right fold and unfold a branch. */
+/** Arrow keys move through the tree; left and right close and open a branch. */
 function walk(event) {
   const input = document.activeElement;
   const fold = $("button.twist", input.closest(".branch") ?? event.currentTarget);

@@ -11,13 +11,13 @@ export function splitLabel(label) {
 
 export const shortLabel = (label) => splitLabel(label)[0];
 
-/** The parts above a label's last, smaller; nothing where there are none. */
+/** The parts above a label's last part, in small print; null if there are none. */
 export function above(label, tag = "small") {
   const parts = label === null ? "" : splitLabel(label)[1];
   return parts ? h(tag, { class: "above" }, parts) : null;
 }
 
-/** The label of an item as people see it now: `{label, was, unsure}`. */
+/** The label of an item with its correction: `{label, was, unsure}`. */
 export function labelOf(item) {
   const correction = facts.corrections.get(item.id);
   if (!correction) return { label: item.label, was: null, unsure: false };
@@ -31,14 +31,14 @@ export const nameOf = (item) => {
   return label === null ? "no label" : shortLabel(label);
 };
 
-/** What people type is a label of the index, or the last part of exactly one of them; else it is a new label. */
+/** A typed text is a label of the index, or the last part of exactly one label; otherwise it is a new label. */
 export function resolve(text) {
   const labels = facts.about.labels.map(({ label }) => label);
   const same = labels.filter((label) => shortLabel(label) === text);
   return !labels.includes(text) && same.length === 1 ? same[0] : text;
 }
 
-/** Nodes `{name, pick, items, children}`, the largest first; `pick` is a label, or of a branch its path and "/". */
+/** Nodes `{name, pick, items, children}`, the largest first; `pick` is a label, or for a branch its path and "/". */
 export function labelTree() {
   const root = branch("", "");
   for (const { label, items } of facts.about.labels) {
@@ -58,7 +58,7 @@ const branch = (name, pick) => ({ name, pick, items: 0, children: [], below: new
 
 function settle(node) {
   for (const child of node.below.values()) {
-    // Photos may lie in a folder and in folders within it.
+    // A folder may have both photos and subfolders.
     const same = node.children.findIndex(({ pick }) => `${pick}/` === child.pick);
     if (same >= 0) {
       const [label] = node.children.splice(same, 1);
@@ -80,7 +80,7 @@ export function pickedLabels(picks) {
   return [...new Set([...below, ...picks.filter((pick) => !pick.endsWith("/"))])];
 }
 
-/** Picks with some labels ticked or not, as few as say it: a branch of which all is ticked is one pick. */
+/** The picks after ticking or unticking labels; a branch with all labels ticked is one pick. */
 export function withTicked(picks, labels, ticked) {
   const set = new Set(pickedLabels(picks));
   for (const label of labels) set[ticked ? "add" : "delete"](label);

@@ -1,4 +1,4 @@
-// The map of the index: whether there is one, making it, and loading it.
+// The map of the index: its status, making it and loading it.
 
 import { $, button, h, icon, plural } from "./dom.js";
 import { call } from "./api.js";

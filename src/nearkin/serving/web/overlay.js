@@ -1,4 +1,4 @@
-// What lies over the points of the map: photos where there is room, marks, names, the lasso, and the legend.
+// What is drawn over the points of the map: photos where there is room, marks, names, the lasso and the legend.
 
 import { h, number } from "./dom.js";
 import { pictureOf } from "./api.js";
@@ -13,7 +13,7 @@ const NAME_HEIGHT = 17;
 const NAME_MARGIN = 4;
 export const night = matchMedia("(prefers-color-scheme: dark)");
 
-/** Draw a frame; `chart.drawn` are then the photos in it. */
+/** Draw a frame, and set `chart.drawn` to the photos in it. */
 export function drawOver(chart) {
   const { context, view, dpr } = chart;
   const near = chart.cells.within(chart.inView(), PHOTOS_BELOW);
@@ -57,7 +57,7 @@ function shade(label, alpha = 1) {
   return `rgba(${colourOf(label, night.matches).join(",")},${alpha})`;
 }
 
-/** Photos instead of points, where none covers another. */
+/** Draw photos instead of points where they do not overlap. */
 function photos(chart, near, accent) {
   const side = Math.min(112, Math.max(34, 0.8 * Math.sqrt((chart.width * chart.height) / Math.max(near.length, 1))));
   const lit = (i) => (selected.size ? selected.has(chart.ids[i]) : !chart.only || chart.only.has(chart.label[i]));
@@ -145,7 +145,7 @@ function names(chart) {
   chart.captions.replaceChildren(...captions);
 }
 
-/** Where a name can begin, best first: below its photo, above it, right and left of it; without one at the middle. */
+/** Where a name can begin, best first: below, above, right and left of its photo; without a photo in the middle. */
 function corners(across, down, photo, width) {
   if (!photo) return [0, 1, -1].map((step) => [across - width / 2, down + (step - 0.5) * NAME_HEIGHT]);
   const half = photo.side / 2 + 2;
@@ -169,7 +169,7 @@ function marks(chart, ink, paper, accent) {
       context.stroke();
     }
   };
-  // Only outlines, and smaller where they are many or the map is small, so that the points below stay visible.
+  // Only outlines, which are smaller if there are many or the map is small, so the points below stay visible.
   const near = Math.sqrt(chart.view.scale / (chart.least * 3));
   const size = Math.max(0.4, Math.min(1, near * Math.sqrt(60 / chart.proxies.length))) * (chart.width > 700 ? 1 : 0.8);
   for (const { x, y, label } of chart.proxies) {

@@ -1,4 +1,4 @@
-// Points in the plane, up to 100,000 of them: drawn with WebGL2, or on a plain canvas where there is none.
+// Up to 100,000 points in the plane, drawn with WebGL2, or on a plain canvas without it.
 
 const VERTEX = `#version 300 es
 in vec2 point; in vec4 colour;
@@ -18,7 +18,7 @@ void main() {
   result = vec4(shade.rgb * alpha, alpha);
 }`;
 
-/** A colour for each label, far from those of its neighbours in number: the golden angle, on three levels. */
+/** A colour for each label, far from those of the next labels: hues by the golden angle, on three levels. */
 export function colourOf(number, dark) {
   if (number < 0) return dark ? [148, 143, 136] : [140, 134, 127];
   const hue = ((number * 137.508 + 195) * Math.PI) / 180;
@@ -31,7 +31,7 @@ export function colourOf(number, dark) {
   return linear.map((x) => Math.round(255 * Math.min(1, Math.max(0, x <= 0.0031308 ? 12.92 * x : 1.055 * x ** (1 / 2.4) - 0.055))));
 }
 
-/** Points by cells, so that those near a point are listed without looking at all of them. */
+/** Points by cells, to find those near a point quickly. */
 export class Cells {
   constructor(x, y) {
     this.x = x;
@@ -89,7 +89,7 @@ export class Cells {
   }
 }
 
-/** Whether points lie inside a closed line, by how often a ray from them crosses it. */
+/** Whether points lie inside a closed line, by the number of times a ray from them crosses it. */
 export function inside(polygon, x, y) {
   let is = false;
   for (let i = 0, j = polygon.length - 1; i < polygon.length; j = i++) {

@@ -1,4 +1,4 @@
-// What is searched for: an uploaded photo, a part of it, an item of the index, examples.
+// The query: an uploaded photo, a part of it, an item of the index, or examples.
 
 import { $, button, h, icon, open, plural, toast } from "./dom.js";
 import { call, lookup, show } from "./api.js";
@@ -11,7 +11,7 @@ import { go, isAsked, read, remember, uploaded } from "./state.js";
 let drawnFor = null;
 let guess = null; // the label of the uploaded photo by its neighbours
 
-/** Search for a file, if it can be one. */
+/** Search for a file if it can be an image. */
 export function take(file) {
   if (!file) return;
   const most = facts.about.limits?.bytes;

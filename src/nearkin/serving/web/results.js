@@ -1,4 +1,4 @@
-// Results as photos: a grid that arrow keys walk through, a page at a time; of a search, or of a filter alone.
+// Results of a search or a filter: pages of photos in a grid, which arrow keys move through.
 
 import { $, $$, button, h, icon, number, plural, toast } from "./dom.js";
 import { browse, call, lookup, search, show } from "./api.js";
@@ -18,7 +18,7 @@ let shownFor = null;
 
 export const currentHits = () => hits;
 
-/** The confidence of a hit, or its similarity where there is none; nothing where nothing was searched for. */
+/** The confidence of a hit, or its similarity without one; empty if nothing was searched for. */
 function certainty(hit) {
   if (hit.confidence !== null) return [percent(hit.confidence), `${percent(hit.confidence)} likely of the same class`];
   return hit.score === null ? ["", ""] : [hit.score.toFixed(2), `similarity ${hit.score.toFixed(2)}`];
@@ -46,7 +46,7 @@ function tile(hit, at) {
 const grid = () => $("#results-body .grid:not(.waiting)");
 const tiles = () => (grid() ? $$(".tile", grid()) : []);
 
-/** One tile is in the order of Tab at a time; arrow keys choose which. */
+/** Tab reaches one tile; arrow keys move between tiles. */
 function current(at, focus = true) {
   for (const element of tiles()) {
     const is = Number(element.dataset.at) === at;
@@ -114,7 +114,7 @@ const title = (state) => {
   return state.labels.length === 1 ? shortLabel(state.labels[0].replace(/\/$/, "")) : "Photos";
 };
 
-/** How many photos; of a search also how many of them have the query's label and are very likely right. */
+/** The number of photos; for a search also how many have the query's label and are very likely right. */
 function summary(answer) {
   if (answer.total !== undefined) return plural(answer.total, "photo", "photos");
   const label = answer.label?.label ?? null;
@@ -123,7 +123,7 @@ function summary(answer) {
   return `${shown}${likely ? `, ${number(likely)} of them very likely ${shortLabel(label)}` : ""} · ${Math.max(1, Math.round(answer.seconds * 1000))} ms`;
 }
 
-/** What went wrong, and what to do: another photo where it is the photo, and else the same again. */
+/** What went wrong, and what to do: take another photo if it is the photo's fault, else try again. */
 export function problem(error, again, photo = false) {
   const gone = error.status === 0;
   const unusable = photo && error.status >= 400 && error.status < 500 && error.status !== 429;
@@ -135,7 +135,7 @@ export function problem(error, again, photo = false) {
       gone ? null : button("Choose another", "image", () => $("#file").click(), { class: unusable ? "button strong" : "button", id: "choose-another" })));
 }
 
-/** A page as `{hits, more}` and what the server answers besides. */
+/** A page: `{hits, more}` and the rest of the server's answer. */
 async function fetchPage(state, offset) {
   running?.abort();
   running = new AbortController();
@@ -145,7 +145,7 @@ async function fetchPage(state, offset) {
   return { hits: items.map((item) => ({ ...item, score: null, confidence: null })), more: offset + items.length < total, total };
 }
 
-/** Show what the state asks for, or where to begin; gives the answer of the first page. */
+/** Show the results for the state, or the start page; returns the answer for the first page. */
 export async function drawResults(state) {
   const body = $("#results-body");
   const asked = JSON.stringify({ ...state, view: null });

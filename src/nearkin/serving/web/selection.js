@@ -1,4 +1,4 @@
-// Photos that are picked, from the results or with the lasso, and what can be done with all of them.
+// Selected photos, from the results or the lasso, and actions on all of them.
 
 import { $, button, fill, h, icon, number, plural, save, toast } from "./dom.js";
 import { lookup } from "./api.js";
@@ -28,7 +28,7 @@ export function toggle(id) {
 
 export const clear = () => select([]);
 
-/** Evenly from all of a large selection: the mean of fifty is near the mean of all. */
+/** An even sample of a large selection: the mean of fifty is near the mean of all. */
 function examples() {
   const ids = [...selected];
   const step = Math.max(1, ids.length / MOST_EXAMPLES);

@@ -1,8 +1,8 @@
-// What is being looked at lives in the address, so that back, forward, reload and a copied link all work.
+// The state of the page is in the address, so back, forward, reload and copied links work.
 
 import { pickedLabels } from "./labels.js";
 
-/** Pictures of this visit by number: a file itself cannot stand in an address. */
+/** Uploaded pictures of this visit by number, as an address cannot hold a file. */
 const uploads = new Map();
 
 export function remember(file) {
@@ -19,7 +19,7 @@ const range = (text) => {
   return { from, to: to ?? null };
 };
 
-/** `{view, id, upload, crop, like, unlike, labels, columns, group, min}`; of labels, "Fruit/" is all below Fruit. */
+/** `{view, id, upload, crop, like, unlike, labels, columns, group, min}`; the label "Fruit/" is all below Fruit. */
 export function read(hash = location.hash) {
   const address = new URLSearchParams(hash.replace(/^#/, ""));
   const columns = {};
@@ -62,14 +62,14 @@ export function write(state) {
   return `#${address}`;
 }
 
-/** Change the state; `replace` where it is not worth a step back, as while a slider moves. */
+/** Change the state; `replace` makes no step in the history, for instance while a slider moves. */
 export function go(change, replace = false) {
   const hash = write({ ...read(), ...change });
   if (hash !== (location.hash || "#")) history[replace ? "replaceState" : "pushState"](null, "", hash);
   dispatchEvent(new Event("nearkin:state"));
 }
 
-/** Whether there is something to search for; a filter alone browses. */
+/** Whether there is a query; with a filter alone the index is browsed. */
 export const isAsked = (state) => state.id !== null || state.upload !== null || state.like.length > 0;
 export const isFiltered = (state) => state.labels.length > 0 || Object.keys(state.columns).length > 0;
 
