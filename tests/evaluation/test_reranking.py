@@ -155,10 +155,8 @@ def test_scores_are_the_same_on_a_gpu(data):
     rerank = Rerank(k1=4, k2=2)
     x, labels = data
     there = torch.from_numpy(x).cuda()
-    assert measure(NAMES, there, labels, rerank=rerank) == pytest.approx(
-        measure(NAMES, x, labels, rerank=rerank), nan_ok=True
-    )
-    given = (there[:30], labels[:30], there[30:], labels[30:])
+    assert measure(NAMES, there, labels, rerank=rerank) == pytest.approx(measure(NAMES, x, labels, rerank=rerank))
+    given = (there[::2], labels[::2], there[1::2], labels[1::2])  # both have images of every class
     assert measure(NAMES, *given, rerank=rerank) == pytest.approx(
-        measure(NAMES, x[:30], labels[:30], x[30:], labels[30:], rerank=rerank), nan_ok=True
+        measure(NAMES, x[::2], labels[::2], x[1::2], labels[1::2], rerank=rerank)
     )
