@@ -242,7 +242,7 @@ def speed() -> str:
     """Times beside those of a peer, from one run each."""
     losses, on_gpu, search, scores, embed, gallery = (
         "2026-11-19-losses-cpu.json",
-        "2026-11-18-losses-h200-shorter.json",
+        "2026-11-19-losses-h200.json",
         "2026-11-19-search-cpu.json",
         "2026-11-19-evaluation-cpu.json",
         "2026-11-16-embed-cpu.json",
