@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from nearkin.evaluation import neighbours
-from nearkin.evaluation.neighbours import Distance, check_distance
+from nearkin.evaluation.neighbours import Distance
 from nearkin.evaluation.scores import ClusteringScore
 from nearkin.evaluation.scores.f1 import F1
 from nearkin.evaluation.scores.nmi import NMI
-from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels
+from nearkin.evaluation.vectors import ArrayLike, as_count, as_float64, as_labels, check_distance
 from nearkin.numerics import l2_normalise
 
 # Lloyd's last iterations move a handful of points and no score.

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from nearkin.evaluation.neighbours import Distance, nearest
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, nearest, without_itself
 
 VOTERS = 50
 """Nearest hits that vote for a label."""
@@ -42,8 +42,6 @@ MOST_PASSED_OVER = 4_096
 NO_CLASS = -1
 FOLDS, BINS = 5, 10
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 Search = Callable[[Ints, int], tuple[Ints, Floats]]
 """Given some rows and k: the k nearest other rows of each, nearest first ``[Q, k]``, and their scores ``[Q, k]``."""
 
@@ -202,12 +200,12 @@ def learn_confidence(
         if (neighbour_labels == true).all():
             continue
         others = members[true][members[true] != row]
-        without_itself = {**profiles, true: ClassProfile.of(take(others), distance)}
+        others_alone = {**profiles, true: ClassProfile.of(take(others), distance)}
         for is_known, share in ((True, 1 - UNKNOWN_SHARE), (False, UNKNOWN_SHARE)):
             voters = np.flatnonzero(is_known | (neighbour_labels != true))[:VOTERS]
             near = neighbour_labels[voters], scores[i, voters]
             hits.append(near)
-            votes.append(vote(query, *near, without_itself, distance, typical_spread))
+            votes.append(vote(query, *near, others_alone, distance, typical_spread))
             truths.append(true if is_known else NO_CLASS)
             weights.append(share * weight[i])
             folds.append(fold[i])
@@ -255,13 +253,6 @@ def confidence_among(
         return without_itself(indices, scores, rows)
 
     return learn_confidence(labels, unseen, lambda rows: vectors[rows], search, distance)
-
-
-def without_itself(indices: Ints, scores: Floats, rows: Ints) -> tuple[Ints, Floats]:
-    """Nearest rows ``[Q, k + 1]`` without the query itself, or without the last where copies displace it."""
-    keep = indices != rows[:, None]
-    keep[keep.all(axis=1), -1] = False
-    return indices[keep].reshape(len(rows), -1), scores[keep].reshape(len(rows), -1)
 
 
 def _hit_features(scores: Floats, labels: Ints, label_scores: Floats) -> Floats:

@@ -12,10 +12,10 @@ from torch import Tensor
 from nearkin import ranks
 from nearkin.errors import RecipeError
 from nearkin.evaluation.clustering import clustering_scores
-from nearkin.evaluation.neighbours import Distance, Floats, Ints, check_distance, rank
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, rank
 from nearkin.evaluation.reranking import Rerank, reranked
 from nearkin.evaluation.scores import ClusteringScore, EmbeddingScore, RetrievalScore, score_named
-from nearkin.evaluation.vectors import ArrayLike, as_gallery, as_vectors, label_array
+from nearkin.evaluation.vectors import ArrayLike, as_gallery, as_vectors, check_distance, label_array
 from nearkin.numerics import Normalisation
 
 RANKING_SCORES = ("R@1", "R@2", "R@4", "R@8", "P@R", "MAP@R")

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from nearkin.errors import did_you_mean
+
 if TYPE_CHECKING:
     from torch import Tensor, device
 
@@ -132,6 +134,11 @@ def as_count(value: object, name: str) -> int:
     if isinstance(value, bool | np.bool_) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be an integer of at least 1, got {value!r}")
     return int(value)
+
+
+def check_distance(distance: str) -> None:
+    if distance not in ("cosine", "euclidean"):
+        raise ValueError(f"unknown distance {distance!r}: {did_you_mean(str(distance), ['cosine', 'euclidean'])}")
 
 
 def is_tensor(x: object) -> bool:

@@ -16,9 +16,8 @@ from nearkin.evaluation.confidence import (
     Curve,
     Search,
     learn_confidence,
-    without_itself,
 )
-from nearkin.evaluation.neighbours import Distance, Floats, Ints, nearest
+from nearkin.evaluation.neighbours import Distance, Floats, Ints, nearest, without_itself
 from nearkin.index.items import Items
 from nearkin.index.segments import Segments
 from nearkin.runs.model import Model
