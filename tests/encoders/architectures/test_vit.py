@@ -29,6 +29,8 @@ NAMES = [
     (r"(self_attn|attention(\.attention)?)\.(k_proj|key)", "attn.k"),
     (r"(self_attn|attention(\.attention)?)\.(v_proj|value)", "attn.v"),
     (r"self_attn\.out_proj|attention\.(o_proj|output\.dense)", "attn.proj"),
+    (r"\.intermediate\.dense", ".mlp.fc1"),  # transformers before version 5
+    (r"\.output\.dense", ".mlp.fc2"),
     (r"layernorm_before|layer_norm1", "norm1"),
     (r"layernorm_after|layer_norm2", "norm2"),
     (r"layer_scale(\d)\.lambda1", r"ls\1.gamma"),
