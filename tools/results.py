@@ -168,7 +168,8 @@ def how_trained(name: str, rows: list[Row]) -> str:
     """What all rows of a table have in common, and where the rest is said."""
     common, own = set_ups(rows)
     words = f"All rows: {', '.join(common)}" if common else ""
-    return f"{words} ([set-up of each row](../results/notes/set_ups.md#{name}))." if own else f"{words}."
+    each = f"[Set-up of each row](../results/notes/set_ups.md#{name})." if own else ""
+    return " ".join(filter(None, (words and f"{words}.", each)))
 
 
 def set_ups(rows: list[Row]) -> tuple[list[str], dict[str, list[str]]]:
