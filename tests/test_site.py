@@ -119,7 +119,7 @@ def look_at(site):
 
     with sync_playwright() as player:
         browser = player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        for width in (1280, 390):
+        for width in (1400, 1100, 390):
             page = browser.new_page(viewport={"width": width, "height": 900})
             asked = []
             page.on("request", lambda request, asked=asked: asked.append(request.url))
