@@ -76,7 +76,7 @@ def started_together() -> int:
 def _join() -> None:
     # Some systems set WORLD_SIZE for other purposes, and no other process would answer.
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
-        raise RecipeError(f"WORLD_SIZE is {started_together()}, but without {', '.join(missing)}: {_REMEDY}")
+        raise RecipeError(f"WORLD_SIZE is {started_together()}, but not set: {', '.join(missing)}; {_REMEDY}")
     with _peers():
         store, number, size = next(iter(rendezvous("env://", timeout=MEETING)))
         # A store may survive a restart, with the addresses of the old processes.

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from itertools import islice
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from nearkin.data import crop_worker
 from nearkin.data import loader as loader_module
 from nearkin.data.cache import ArrayImages, PackedImages, SelectedImages, read_packs, write_packs
 from nearkin.data.loader import TrainingLoader, are_shareable
@@ -102,3 +105,16 @@ def test_a_process_that_is_killed_is_told(packed):
             list(islice(batches, 20))
         second.stdin.close()  # as when the loop is killed
         assert second.wait(30) == 0
+
+
+def test_an_error_that_cannot_be_pickled_is_sent_as_text(monkeypatch):
+    class Broken:
+        def __getitem__(self, row):
+            error = ValueError(f"row {row} is broken")
+            error.handler = lambda: None  # what pickle refuses
+            raise error
+
+    shared = SimpleNamespace(seed=0, images=Broken(), transform=TRANSFORM)
+    monkeypatch.setattr(crop_worker, "_opened", lambda setup: (shared, None))
+    answer = pickle.loads(crop_worker._answer(b"", crop_worker.Job(number=0, first=0, rows=[7], slot=0, begin=0)))
+    assert (type(answer), str(answer)) == (RuntimeError, "ValueError: row 7 is broken")

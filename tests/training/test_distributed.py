@@ -111,10 +111,10 @@ def test_a_run_that_one_process_began_is_continued_by_several(course, world, alo
             assert_close(of_rank[f"continued {course}"][key], value, TOLERANCE["run"], key)
 
 
-@pytest.mark.parametrize("said", ["x", "0", "-1", "2.0"])
-def test_a_number_of_processes_that_is_none_is_refused(monkeypatch, said):
-    monkeypatch.setenv("WORLD_SIZE", said)
-    with pytest.raises(RecipeError, match=f"^WORLD_SIZE must be the number .*, got '{said}': .* or unset WORLD_SIZE"):
+@pytest.mark.parametrize("size", ["x", "0", "-1", "2.0"])
+def test_a_number_of_processes_that_is_none_is_refused(monkeypatch, size):
+    monkeypatch.setenv("WORLD_SIZE", size)
+    with pytest.raises(RecipeError, match=f"^WORLD_SIZE must be the number .*, got '{size}': .* or unset WORLD_SIZE"):
         ranks.started_together()
 
 
@@ -124,19 +124,19 @@ def test_no_number_of_processes_is_one(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "given, said",
+    "given, missing",
     [
         ({}, "RANK, MASTER_ADDR, MASTER_PORT"),
         ({"RANK": "0", "MASTER_ADDR": "localhost"}, "MASTER_PORT"),
     ],
 )
-def test_a_process_that_is_told_of_others_but_not_where_they_are_says_what_to_do(given, said, monkeypatch):
+def test_a_process_that_is_told_of_others_but_not_where_they_are_says_what_to_do(given, missing, monkeypatch):
     for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {"WORLD_SIZE": "2", **given}.items():
         monkeypatch.setenv(name, value)
     with (
-        pytest.raises(RecipeError, match=f"^WORLD_SIZE is 2, but without {said}: start them"),
+        pytest.raises(RecipeError, match=f"^WORLD_SIZE is 2, but not set: {missing}; start them"),
         ranks.joined(),
     ):
         pass

@@ -92,7 +92,7 @@ def _extract(archive: Path, folder: Path, progress: Progress) -> Benchmark:
     owner, candidates = None, list(benchmarks().values())
     try:
         for name, content in _files(archive, progress):
-            path = PureWindowsPath(name)  # understands both kinds of slashes
+            path = PureWindowsPath(name)  # it splits at / and at \
             if path.anchor or ".." in path.parts or "\0" in name:
                 raise DataError(f"{str(archive)!r} is not unpacked: {name!r} would be written outside its folder")
             owner = owner or next((benchmark for benchmark in candidates if _place(benchmark, path)), None)

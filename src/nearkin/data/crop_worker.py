@@ -67,7 +67,10 @@ def _answer(setup: bytes, job: Job) -> bytes:
             rng = random.at(job.number, job.first + index)
             pixels[job.slot, job.begin + index] = shared.transform.train(shared.images[row], rng)
     except Exception as error:
-        return pickle.dumps(error.with_traceback(None))
+        try:
+            return pickle.dumps(error.with_traceback(None))
+        except Exception:  # an error that cannot be pickled is sent as text
+            return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return pickle.dumps(None)
 
 

@@ -81,11 +81,13 @@ NAMED: Mapping[str, Preprocessing] = {"imagenet": IMAGENET, "half": HALF, "caffe
 def as_preprocessing(value: object) -> Preprocessing:
     """A preprocessing from its name or its fields in a recipe.
 
-    >>> as_preprocessing("half") is HALF
+    >>> as_preprocessing("half") is as_preprocessing(HALF) is HALF
     True
     >>> as_preprocessing({"mean": [0, 0, 0], "std": [1, 1, 1]})
     Preprocessing(mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), bgr=False, scale=1.0)
     """
+    if isinstance(value, Preprocessing):
+        return value
     if isinstance(value, str):
         if value not in NAMED:
             raise RecipeError(f"unknown preprocessing {value!r}; {did_you_mean(value, NAMED)}")

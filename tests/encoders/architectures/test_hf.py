@@ -66,6 +66,10 @@ def test_class_token_of_a_vit(tmp_path):
     assert backbone.input_size == SIDE
 
 
+def test_the_whole_backbone_is_built_in_training_mode(tmp_path):
+    assert all(module.training for module in build_backbone(save(tmp_path, vit())).modules())
+
+
 def test_feature_map_of_a_resnet(tmp_path):
     model = resnet().eval()
     backbone = build_backbone(save(tmp_path, model)).eval()
@@ -85,7 +89,7 @@ def test_own_pooling_where_there_is_no_class_token(tmp_path):
 def test_mean_of_tokens_where_nothing_pools(tmp_path):
     model = swin().eval()
     model.pooler = None
-    backbone = HuggingFaceBackbone(model, input_size=SIDE, preprocessing=IMAGENET)
+    backbone = HuggingFaceBackbone(model, input_size=SIDE, preprocessing=IMAGENET).eval()
     with torch.no_grad():
         torch.testing.assert_close(backbone(images()), model(pixel_values=images()).last_hidden_state.mean(1))
 

@@ -32,6 +32,7 @@ class HuggingFaceBackbone(Backbone):
         model.eval()
         with torch.no_grad():
             self.out_channels = self(torch.zeros(1, 3, input_size, input_size)).shape[1]
+        model.train()  # as every new module
 
     def forward(self, images: Tensor) -> Tensor:
         usual = images.shape[-2:] == (self.input_size, self.input_size)
