@@ -272,6 +272,17 @@ def test_what_runs_on_a_gpu_gives_the_same_ranking_on_a_cpu(distance, k, apart, 
     assert np.array_equal(indices, by_definition(exact, exact, distance, without_self=True)[:, :k])
 
 
+@pytest.mark.parametrize(("columns", "count"), [(1000, 5), (1000, 7), (1003, 60), (50, 50), (64, 1)])
+def test_the_largest_of_every_row_are_found_in_groups(columns, count):
+    x = torch.randn(6, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, -1] = 9.0  # outside of the groups, where they leave some over
+    x[1, ::3] = 8.0  # more equal ones than are wanted
+    values, where = neighbours._largest(x, count)
+    assert torch.equal(values, x.sort(dim=1, descending=True).values[:, :count])
+    assert torch.equal(values, x.gather(1, where))
+    assert all(len(set(row)) == count for row in where.tolist())
+
+
 @pytest.mark.parametrize("distance", DISTANCES)
 def test_equal_neighbours_of_different_rows_are_ordered_by_index(distance):
     # Rows 1 and 4 are copies, rows 2 and 3 are others, all equally far from row 0.

@@ -7,7 +7,8 @@ are ordered by index. So a ranking is the same on every machine and device.
 **How it is found.** Products of 8-bit copies, or of float32 ones where the processor has no exact 8-bit product,
 propose every reference that could be among the first k: their error is bounded (:func:`propose`). Proposed references
 are compared by products in float64, and what those leave too close to call by the definition. On a GPU everything is
-compared in float64 at once. Copies of a vector are ranked once. Without torch, NumPy computes the products.
+compared in float64 at once, and only groups of columns with a large maximum are sorted. Copies of a vector are ranked
+once. Without torch, NumPy computes the products.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ _PAIRS = 1 << 16
 """Numbers of pairs of vectors that are compared at a time, within the processor's cache."""
 _BEYOND = 32
 """Ranks beyond the k-th that are kept, among which there is usually one that is clearly farther."""
-_GPU_ROWS = 128
-"""A GPU computes products of so many queries together: blocks are multiples of it."""
-_MOST_WORKERS = 16
+_GROUP, _GPU_ROWS = 32, (128, 2048)
+"""On a GPU: columns of which only the maximum is compared at first, and the least and most queries of one product."""
+_MOST_WORKERS, _GPU_WORKERS, _GPU_BYTES = 16, 4, 3 * 2**30
+"""Threads, and what each may hold on a GPU: more of them wait for each other."""
 
 _TRUSTED_BITS = 44
 """Float64 carries 52; the last eight are left to rounding in normalisation and sums."""
@@ -163,7 +165,7 @@ def rank(
             rankings = indices[ranked], similarities[ranked]
             receive(rows, *(without_itself(*rankings, rows) if exclude_self else rankings))
 
-    with workers() as parallel_map:
+    with workers(_GPU_WORKERS if queries.is_cuda else None) as parallel_map:
         for _ in parallel_map(work, search.blocks(deepest[order])):
             pass
 
@@ -230,10 +232,10 @@ class _Search:
         while (start := stop) < len(depth):
             most = min(_QUERIES, BLOCK_BYTES // (64 * int(columns[start : start + _QUERIES].max())))
             if self.queries.is_cuda:
-                # Products in float64 and float32, of which each worker has a block.
+                # Each worker has a block of products in float64, and of their maxima.
                 free: int = torch.cuda.mem_get_info(self.rows.device)[0]
-                most = min(3 * 2**29, free // (2 * _MOST_WORKERS)) // (12 * len(self.rows))
-                most -= most % _GPU_ROWS if most > _GPU_ROWS else 0
+                most = min(_GPU_ROWS[1], min(_GPU_BYTES, free // (2 * _GPU_WORKERS)) // (9 * len(self.rows)))
+                most -= most % _GPU_ROWS[0] if most > _GPU_ROWS[0] else 0
             stop = min(start + max(1, most), len(depth))
             blocks.append(slice(start, stop))
         return blocks
@@ -281,25 +283,15 @@ class _Search:
         return gaps
 
     def _nearest_on_gpu(self, query: Any, depth: int) -> tuple[Ints, Floats]:
-        if self.squares is None:
-            closeness = query @ self.rows.T
-        else:
-            closeness = torch.addmm(self.squares, query, self.rows.T, alpha=-2.0).neg_()
-        # What is near in float32 is found in a quarter of the time, and ordered by the products in float64.
-        ids = closeness.float().topk(min(depth + _BEYOND, len(self.rows)), dim=1, sorted=False).indices
-        near, order = closeness.gather(1, ids).sort(dim=1, descending=True)
-        ids, gaps = ids.gather(1, order), self._gaps_on_gpu(near, query)
-        # What was left out is at most a rounding to float32 nearer than the last that was kept.
-        last = near[:, -1:].abs().mul_(2.0**-22).add_(2.0**-125).cpu().numpy()
-        if self._cut_short(query, np.minimum(gaps, gaps[:, -1:] - last), depth):
-            near, ids = closeness.sort(dim=1, descending=True)
-            gaps = self._gaps_on_gpu(near, query)
+        closeness, length = query @ self.rows.T, 1.0
+        if self.squares is not None:
+            closeness, length = closeness.mul_(2.0).sub_(self.squares), query.square().sum(1, keepdim=True)
+        for count in (min(depth + _BEYOND, len(self.rows)), len(self.rows)):
+            near, ids = _largest(closeness, count)
+            gaps = (length - near).clamp_min_(0.0).cpu().numpy()
+            if not self._cut_short(query, gaps, depth):
+                break
         return ids.cpu().numpy(), gaps
-
-    def _gaps_on_gpu(self, closeness: Any, query: Any) -> Floats:
-        length = 1.0 if self.squares is None else (query * query).sum(1)[:, None]
-        gaps: Floats = (length - closeness).clamp_min_(0.0).cpu().numpy()
-        return gaps
 
     def _nearest_on_cpu(self, query: Floats, proposed: list[tuple[Ints, Ints]], depth: int) -> tuple[Ints, Floats]:
         squares = None if self.squares is None else (query * query).sum(1)
@@ -394,6 +386,23 @@ class _Search:
                 dropped = 52 - _TRUSTED_BITS
                 parts.append((tree_sum((x - y) ** 2).view(np.int64) + (1 << (dropped - 1))) >> dropped)
         return np.concatenate(parts)
+
+
+def _largest(x: Any, count: int) -> tuple[Any, Any]:
+    """The ``count`` largest numbers of every row ``[B, N]``, in order, and their columns.
+
+    They lie in the ``count`` groups of columns whose maxima are largest, so only those are sorted.
+    """
+    size = min(_GROUP, x.shape[1] // (4 * count))
+    if size < 2:
+        return tuple(x.topk(count, dim=1))
+    grouped = x.shape[1] - x.shape[1] % size
+    best = x[:, :grouped].unflatten(1, (size, -1)).amax(1).topk(count, dim=1, sorted=False).indices
+    columns = (best[:, :, None] + torch.arange(0, grouped, grouped // size, device=x.device)).flatten(1)
+    rest = torch.arange(grouped, x.shape[1], device=x.device).expand(len(x), -1)
+    columns = torch.cat([columns, rest], dim=1)
+    values, order = x.gather(1, columns).topk(count, dim=1)
+    return values, columns.gather(1, order)
 
 
 def _tiles(x: Any) -> Iterator[Any]:
@@ -669,11 +678,8 @@ def in_8_bits(dim: int) -> bool:
 
 
 @contextmanager
-def workers(parallel: bool = True) -> Iterator[Callable[..., Iterator[Any]]]:
-    """A function like ``map`` whose calls run in parallel, with one thread each, unless they should not.
-
-    That way the many small operations next to the products share the cores, too.
-    """
+def workers(most: int | None = None) -> Iterator[Callable[..., Iterator[Any]]]:
+    """A function like ``map`` whose calls run in parallel, with one thread each, so that small operations do, too."""
     if torch is None:
         yield map
         return
@@ -681,11 +687,11 @@ def workers(parallel: bool = True) -> Iterator[Callable[..., Iterator[Any]]]:
 
     threads = torch.get_num_threads()
     with tf32(False):
-        if threads == 1 or not parallel:
+        if (count := min(threads, most or _MOST_WORKERS)) == 1:
             yield map
             return
         torch.set_num_threads(1)
-        pool = ThreadPoolExecutor(min(threads, _MOST_WORKERS), initializer=torch.set_num_threads, initargs=(1,))
+        pool = ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
         try:
             yield pool.map
         finally:

@@ -92,7 +92,7 @@ class ExactEngine:
         if allowed is not None and sample is not None:
             sample = sample[np.isin(drawn, allowed, assume_unique=True)]
         candidates = []
-        with workers(not alone) as map_tiles:
+        with workers(1 if alone else None) as map_tiles:
             scan = functools.partial(propose, k=k, distance=self._distance, masks=masks, map_tiles=map_tiles)
             for start in range(0, len(queries), _QUERIES):
                 coded = Coded.of(queries[start : start + _QUERIES])
