@@ -34,11 +34,11 @@ DECIDED = ("study", "group", "row", "seed")
 
 def number(value: float) -> str:
     """
-    >>> number(1e-4), number(2.5e-5), number(0.25), number(30.0)
-    ('1e-4', '2.5e-5', '0.25', '30')
+    >>> number(1e-4), number(2.5e-5), number(0.25), number(33.3333)
+    ('1e-4', '2.5e-5', '0.25', '33.3')
     """
     mantissa, _, exponent = f"{value:e}".partition("e")
-    return f"{value:g}" if value >= 1e-2 else f"{float(mantissa):g}e{int(exponent)}"
+    return f"{value:.3g}" if value >= 1e-2 else f"{float(mantissa):g}e{int(exponent)}"
 
 
 def in_words(recipe: Recipe) -> str:
@@ -55,7 +55,7 @@ def in_words(recipe: Recipe) -> str:
         NAMES.get(encoder.backbone, encoder.backbone): True,
         f"{encoder.dim}-d": encoder.dim,
         f"{data.image_size or PRESETS[data.transform].size} px": True,
-        f"{encoder.pooling} pooling": encoder.pooling not in ("avg+max", "avg"),
+        f"{encoder.pooling.replace('gem3', 'GeM')} pooling": encoder.pooling not in ("avg+max", "avg"),
         "avg pooling": encoder.pooling == "avg" and not encoder.backbone.startswith("vit"),
         "stride 1 in the last stage": encoder.last_stride == 1,
         f"{encoder.frozen_blocks} frozen blocks": encoder.frozen_blocks,

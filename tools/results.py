@@ -176,10 +176,11 @@ def set_ups(rows: list[Row]) -> tuple[list[str], dict[str, list[str]]]:
     """How all rows of a table were trained, and what only some had: the words, and the names of the rows."""
     rows = [row for row in rows if row.scores != "untrained"]
     common = [part for part in rows[0].trained if all(part in row.trained for row in rows)]
+    several = len({row.data for row in rows}) > 1
     own: dict[str, list[str]] = {}
     for row in rows:
         if rest := ", ".join(part for part in row.trained if part not in common):
-            own.setdefault(rest, []).append(row.name)
+            own.setdefault(rest, []).append(f"{row.name} ({DATA[row.data]})" if several else row.name)
     return common, own
 
 

@@ -1,4 +1,4 @@
-"""Draws what each method gains over its base on CUB, beside what its paper claims, from ``results/``.
+"""Draws what each method gains over its base on CUB and Cars196, beside what its paper claims, from ``results/``.
 
 python docs/figures/draw_claims.py            # docs/figures/claims.png
 """
@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 
 from nearkin.evaluation.statistics import Difference, difference_by_seed
 
-RESULTS = Path(__file__).resolve().parents[2] / "results" / "cub"
-RUNS = [json.loads(line) for file in sorted(RESULTS.glob("*.jsonl")) for line in file.open(encoding="utf-8")]
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+RUNS = [json.loads(line) for file in sorted(RESULTS.glob("c*/*.jsonl")) for line in file.open(encoding="utf-8")]
 COLOURS = {"above": "#0072b2", "below": "#d55e00", "undecided": "#777777"}
 
 
@@ -34,13 +34,16 @@ class Claim(NamedTuple):
     """What runs of both rows are paired by."""
     scores: str = "test"
     """The scores that a run reports, or those of its last epoch."""
+    data: str = "cub"
 
     def gain(self) -> Difference:
         """Of R@1 on the test classes."""
         runs = [
             ((run["study"], *(run[key] for key in self.paired_by)), run)
             for run in RUNS
-            if run["study"] in _several(self.studies) and (not self.groups or run["group"] in _several(self.groups))
+            if run["data"] == self.data
+            and run["study"] in _several(self.studies)
+            and (not self.groups or run["group"] in _several(self.groups))
         ]
         mine, theirs = (
             {pair: run[self.scores]["R@1"] for pair, run in runs if run["row"] == row} for row in (self.row, self.base)
@@ -58,6 +61,7 @@ ISA_5 = ("30 epochs, as the authors train", "ISA, halved every 5")
 ISA_10 = ("30 epochs, as the authors train, halved every 10", "ISA, halved every 10")
 VCPA = ("vcpa", LONG)
 VCPA_GROUPS = ("batch 180, the first 15 or 18 of 30 epochs", "VCPA")
+CARS = "methods"
 MPA = "mpa"
 MPA_GROUPS = ("batch 180, 30 epochs", "batch 180, the first 12 of 30 epochs")
 PROFS = ("profs", "12 epochs, an evaluation each")
@@ -80,10 +84,19 @@ CLAIMS = (
     Claim("MPA, the last of 60 epochs", LONG, "mpa", "proxy_anchor", None, "MPA", scores="last"),
     Claim("MPA-DW", (MPA, LONG), "mpa_dw", "proxy_anchor", 0.5, (*MPA_GROUPS, "MPA")),
     Claim("MPA-AP", MPA, "mpa_ap", "proxy_anchor", 0.5),
+    Claim("MPA, Cars196", CARS, "mpa", "proxy_anchor_mpa", 0.7, data="cars"),
+    Claim("MPA, Cars196, the last of 30 epochs", CARS, "mpa", "proxy_anchor_mpa", None, scores="last", data="cars"),
     Claim("Proxy-ISA, halved every 5", ISA_STUDIES, "proxy_isa", "proxy_anchor", 1.0, ISA_5),
     Claim("the last of 30 or 60 epochs", ISA_STUDIES, "proxy_isa", "proxy_anchor", None, ISA_5, scores="last"),
     Claim("Proxy-ISA, halved every 10", ISA_STUDIES, "proxy_isa", "proxy_anchor", 1.0, ISA_10),
     Claim("the last of 60 epochs", LONG, "proxy_isa", "proxy_anchor", None, ISA_10, scores="last"),
+    Claim("Proxy-ISA, Cars196", CARS, "proxy_isa", "proxy_anchor_isa", 2.4, data="cars"),
+    Claim("without penalties, Cars196", CARS, "proxy_isa_without_penalties", "proxy_anchor_isa", 2.4, data="cars"),
+    Claim(
+        *("the last of these 30 epochs", CARS, "proxy_isa_without_penalties", "proxy_anchor_isa", None),
+        scores="last",
+        data="cars",
+    ),
     Claim("C-PROFS", PROFS[0], "c_profs", "contrastive", 1.0, PROFS[1]),
     Claim("C-PROFS+HNCM", PROFS[0], "c_profs_hncm", "contrastive", 1.2, PROFS[1]),
     Claim("C-PROFS+HNCM, margin 0.5, 24 epochs", PROFS[0], "c_profs_hncm_05", "contrastive_05", 1.2, LONGER),
@@ -102,7 +115,7 @@ CLAIMS = (
 def draw(path: Path) -> None:
     gains = [(claim, claim.gain()) for claim in CLAIMS]
     with mpl.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(8.5, 7.8), layout="constrained")
+        figure = Figure(figsize=(8.5, 8.8), layout="constrained")
         axes = figure.subplots()
         axes.axvline(0, color="#bbbbbb", linewidth=1, zorder=0)
         for place, (claim, gain) in enumerate(gains):

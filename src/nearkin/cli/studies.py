@@ -55,7 +55,7 @@ def compare(
 ) -> None:
     """Train several losses and methods with the same budget and compare their scores.
 
-    Each is a row of the table. Data, encoder, epochs and optimiser are the same for all rows.
+    Each is a row of the table. Data, encoder, batch and epochs are the same for all rows.
 
     [bold]nearkin compare --data glyphs[/bold]  all rows, three seeds, on the benchmark that comes with nearkin
 
