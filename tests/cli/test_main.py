@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import select
 import subprocess
@@ -24,7 +23,6 @@ from nearkin.runs.data import DataReport, Part
 from nearkin.training.recipe_check import load_recipe
 
 REPORT = DataReport("birds", 4, 2, ("owl", 2), ("owl", 2), 0, (Part("training", 2, 4),))
-SILENT = Console(file=io.StringIO())
 
 
 @pytest.fixture
@@ -173,9 +171,18 @@ def test_a_name_and_changes_are_told_apart_by_the_sign():
 
 
 def test_a_named_recipe_takes_the_data_and_without_a_name_the_data_choose_one(tmp_path):
-    named = recipe_from(["glyphs/demo", "training.seed=4"], "photos", {"training.device": "cpu"}, SILENT)
+    named = recipe_from(["glyphs/demo", "training.seed=4"], "photos", {"training.device": "cpu"})
     assert named == load_recipe("glyphs/demo", ["training.seed=4", "training.device=cpu", "data.source=photos"])
-    own = recipe_from(["training.seed=4"], str(tmp_path), {"training.epochs": 2}, SILENT)
+    own = recipe_from(["training.seed=4"], str(tmp_path), {"training.epochs": 2})
     assert (own.data.source, own.training.seed, own.training.epochs) == (str(tmp_path), 4, 2)
     with pytest.raises(RecipeError):
-        recipe_from(["training.seed=4"], None, {}, SILENT)
+        recipe_from(["training.seed=4"], None, {})
+
+
+def test_the_backbone_that_was_chosen_is_said_also_where_progress_is_silent(tmp_path, capsys):
+    recipe_from(["training.seed=4"], str(tmp_path), {})
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("Backbone: ")) == ("", True)
+    assert "Preferred, but not here: --backbone vit_tiny" in err
+    recipe_from(["encoder.backbone=small", "encoder.weights=null"], str(tmp_path), {})
+    assert capsys.readouterr() == ("", ""), "the command names another"

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Console
 from typer import Argument, Option
 
+from nearkin.cli._app import say
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -119,7 +119,6 @@ def recipe_from(
     arguments: Sequence[str] | None,
     data: str | None,
     options: Mapping[str, object],
-    console: Console,
     *,
     backbone: str | None = None,
 ) -> Recipe:
@@ -136,6 +135,5 @@ def recipe_from(
         return load_recipe(name, changes_from(changes, {"data.source": data}))
     if data is None:
         raise RecipeError("nothing to train: name one of 'nearkin list recipes', or give images with --data FOLDER")
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     check_source(data)  # before weights are downloaded
-    return own_photos_recipe(data, changes, backbone=backbone, say=say)
+    return own_photos_recipe(data, changes, backbone=backbone, say=partial(say, stderr=True))

@@ -95,7 +95,7 @@ def train(
         elif finish:
             raise RecipeError("--finish needs the folder of an interrupted run: nearkin train RUN --finish")
         given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
-        recipe = options.recipe_from(arguments, data, given, progress, backbone=backbone)
+        recipe = options.recipe_from(arguments, data, given, backbone=backbone)
         folder = RunFolder(output or default_folder(recipe))
     with ConsoleObserver(progress) as bar:
         bar.others += trackers(recipe, folder.path)
