@@ -93,6 +93,8 @@ def train(
             begun = RunFolder(arguments[0])
             arguments, output = [str(begun.recipe_file), *arguments[1:]], output or begun.path
         elif finish:
+            if arguments:
+                RunFolder.existing(arguments[0])
             raise RecipeError("--finish needs the folder of an interrupted run: nearkin train RUN --finish")
         given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
         recipe = options.recipe_from(arguments, data, given, backbone=backbone)

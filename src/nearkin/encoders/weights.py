@@ -194,5 +194,6 @@ def _download(weights: str, name: str) -> Path:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"cannot download {name} of {HUB}{model} ({reason}): check the name and the connection, or download "
-            f"{endpoint}/{model}/resolve/{revision or 'main'}/{name} elsewhere and give the file: encoder.weights={name}"
+            f"{endpoint}/{model}/resolve/{revision or 'main'}/{name} elsewhere and give the file: "
+            f"encoder.weights={name}"
         ) from error

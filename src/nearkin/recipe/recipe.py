@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import difflib
 import hashlib
 import json
 import math
@@ -87,7 +88,9 @@ def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[
     types_of = get_type_hints(section, include_extras=True)
     for key in values:
         if key not in types_of:
-            raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), types_of)}")
+            elsewhere = [repr(full) for full in keys_named(key) if full.endswith(f".{key}")]
+            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(str(key), types_of)
+            raise RecipeError(f"unknown key '{where}.{key}': {hint}")
     return {key: coerce(value, types_of[key], f"{where}.{key}") for key, value in values.items()}
 
 
@@ -495,6 +498,17 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             result[f"{prefix}{key}"] = value
     return result
+
+
+def keys_named(name: str) -> list[str]:
+    """The full keys of a recipe whose last part is ``name`` or nearly that.
+
+    >>> keys_named("epoch"), keys_named("name"), keys_named("zzz")
+    (['training.epochs'], ['objective.name', 'method.name', 'protocol.name'], [])
+    """
+    keys = {key: key.rpartition(".")[2] for key in flat(Recipe().as_mapping())}
+    near = difflib.get_close_matches(str(name), keys.values(), n=1, cutoff=0.8)
+    return [key for key, last in keys.items() if last in near]
 
 
 def short_hash(content: Any) -> str:
