@@ -130,6 +130,27 @@ def test_a_number_of_processes_that_is_none_is_one_line(nearkin, monkeypatch):
     assert said.startswith("error: WORLD_SIZE must be the number of processes")
 
 
+@pytest.mark.parametrize(
+    ("words", "said", "unsaid"),
+    [
+        (["train", "--epochs", "2"], "No such option: --epochs; write training.epochs=VALUE instead", ""),
+        (["tune", "--learning-rat", "2"], "--learning-rat; write training.learning_rate=VALUE instead", ""),
+        (["train", "--bakbone", "x"], "--backbone", "encoder.backbone"),
+        (["train", "--zzz"], "No such option: --zzz", "write"),
+        (["search", "x", "--epochs", "2"], "No such option: --epochs", "training.epochs"),
+        (["list", "loses"], "'WHAT': 'loses' is not one of 'recipes', ", "Value error"),
+        (["list", "loses"], "Did you mean 'losses'?", "Value error"),
+        (["list", "xyz"], "'xyz' is not one of 'recipes'", "Did you mean"),
+        (["train", "--data"], "'--data' requires an argument", "write"),
+    ],
+)
+def test_a_wrong_option_or_choice_is_told_what_is_meant(nearkin, monkeypatch, words, said, unsaid):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = nearkin(*words)
+    assert (code, out, said in err) == (2, "", True), err
+    assert not unsaid or unsaid not in err
+
+
 def test_there_are_at_most_twenty_commands_each_under_a_heading():
     commands = get_command(cli.app).commands
     assert len(commands) <= 20

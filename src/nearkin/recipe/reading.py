@@ -84,9 +84,8 @@ def _with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
     for text in overrides:
         path, value = parse_override(text)
         if len(path) < 2:
-            meant = " or ".join(f"{key}={text.partition('=')[2]}" for key in keys_named(path[0]))
-            example = meant or "training.epochs=5"
-            raise RecipeError(f"an override names a section and a key, such as {example}; got {text!r}")
+            meant = " or ".join(f"{key}={text.partition('=')[2]}" for key in keys_named(path[0])) or "training.epochs=5"
+            raise RecipeError(f"an override names a section and a key, such as {meant}; got {text!r}")
         # A mapping replaces the one that is there, so that encoder.options={} clears the options.
         for change in (None, value) if isinstance(value, Mapping) else (value,):
             merged = layered(merged, _nested(path, change))
@@ -188,8 +187,7 @@ def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
         if candidate.is_file():
             return candidate
     if Path(path).is_dir():
-        advice = f"images are given with --data {path}, and a run continues with --resume"
-        raise RecipeError(f"{str(path)!r} is a folder, not a recipe: {advice}")
+        raise RecipeError(f"{str(path)!r} is a folder, not a recipe: images are given with --data, a run with --resume")
     valid = [str(file.parent) for file in beside.glob("*/recipe.yaml")] + [str(file) for file in beside.glob("*.yaml")]
     valid += shipped_recipes() if beside == Path() or not valid else ()
     raise RecipeError(
