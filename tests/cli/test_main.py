@@ -134,7 +134,7 @@ def test_a_number_of_processes_that_is_none_is_one_line(nearkin, monkeypatch):
     ("words", "said", "unsaid"),
     [
         (["train", "--epochs", "2"], "No such option: --epochs; write training.epochs=VALUE instead", ""),
-        (["tune", "--learning-rat", "2"], "--learning-rat; write training.learning_rate=VALUE instead", ""),
+        (["tune", "--learning-rate", "2"], "--learning-rate; write training.learning_rate=VALUE instead", ""),
         (["train", "--bakbone", "x"], "--backbone", "encoder.backbone"),
         (["train", "--zzz"], "No such option: --zzz", "write"),
         (["search", "x", "--epochs", "2"], "No such option: --epochs", "training.epochs"),

@@ -76,7 +76,7 @@ def test_another_objective_drops_the_options_of_the_first():
         ({}, ["training.sampler=balanced", "training.batch_size=10"], "multiple of training.images_per_class"),
         ({}, ["training.optimiser=lion"], "one of adamw, adam, rmsprop, sgd"),
         ({}, ["epochs=5"], r"names a section and a key, such as training\.epochs=5; got 'epochs=5'"),
-        ({}, ["epoch= 7"], r"such as training\.epochs= 7; got"),
+        ({}, ["epochs= 7"], r"such as training\.epochs= 7; got"),
         ({}, ["name=ccp"], r"such as objective\.name=ccp or method\.name=ccp or protocol\.name=ccp; got"),
         ({}, ["zzz=9"], r"names a section and a key, such as training\.epochs=5; got 'zzz=9'"),
         ({}, ["encoder.epochs=5"], r"unknown key 'encoder\.epochs': did you mean 'training\.epochs'\?$"),

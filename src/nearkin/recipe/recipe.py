@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import hashlib
 import json
 import math
@@ -88,8 +87,8 @@ def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[
     types_of = get_type_hints(section, include_extras=True)
     for key in values:
         if key not in types_of:
-            elsewhere = [repr(full) for full in keys_named(key) if full.endswith(f".{key}")]
-            hint = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else did_you_mean(str(key), types_of)
+            elsewhere = " or ".join(map(repr, keys_named(key)))
+            hint = f"did you mean {elsewhere}?" if elsewhere else did_you_mean(str(key), types_of)
             raise RecipeError(f"unknown key '{where}.{key}': {hint}")
     return {key: coerce(value, types_of[key], f"{where}.{key}") for key, value in values.items()}
 
@@ -501,14 +500,12 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def keys_named(name: str) -> list[str]:
-    """The full keys of a recipe whose last part is ``name`` or nearly that.
+    """The full keys of a recipe whose last part is ``name``.
 
-    >>> keys_named("epoch"), keys_named("name"), keys_named("zzz")
-    (['training.epochs'], ['objective.name', 'method.name', 'protocol.name'], [])
+    >>> keys_named("epochs"), keys_named("name")
+    (['training.epochs'], ['objective.name', 'method.name', 'protocol.name'])
     """
-    keys = {key: key.rpartition(".")[2] for key in flat(Recipe().as_mapping())}
-    near = difflib.get_close_matches(str(name), keys.values(), n=1, cutoff=0.8)
-    return [key for key, last in keys.items() if last in near]
+    return [key for key in flat(Recipe().as_mapping()) if key.partition(".")[2] == name]
 
 
 def short_hash(content: Any) -> str:
