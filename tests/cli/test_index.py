@@ -48,6 +48,9 @@ def test_from_photos_to_an_index_and_its_status(nearkin, trained, photos, tmp_pa
     assert code == 0
     assert "Files: 49 found, 48 embedded, 1 failed" in out
     assert "not trained on" in out
+    assert "again with no image of its class in the index" in out
+    assert "guessing" in out
+    assert "scan of " in out
     learned = json.loads(nearkin("index", "status", index, "--json")[1])["confidence"]
     assert learned["images"] == 16, "of two test classes"
     assert f"{learned['accuracy']:.0%} right" in out

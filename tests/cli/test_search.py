@@ -119,7 +119,7 @@ def test_crop_in_pixels_and_in_shares_is_the_part_itself(nearkin, index, photos,
 def test_classify(nearkin, index, photos, tmp_path):
     query, other = photos / "kiwi" / "Bild 3 ä.png", photos / "rote Ente" / "Bild 1 ä.png"
     code, out, err = nearkin("classify", index, query, other, "--min-confidence", 0, "--json")
-    assert code == 0, err
+    assert (code, err) == (0, "")
     first, second = json.loads(out)
     assert (first["query"], first["label"], second["label"]) == (str(query), "kiwi", "rote Ente")
     assert first["hits"][0]["path"] == str(query)
@@ -136,6 +136,27 @@ def test_classify(nearkin, index, photos, tmp_path):
     assert (code, "Missing argument" in err) == (2, True)
     code, _, err = nearkin("classify", index, photos / "none.png")
     assert (code, "there is no file" in err) == (3, True)
+
+
+def test_without_confidences_it_says_so_and_refuses_a_least_one(nearkin, trained, photos, tmp_path):
+    few, query = tmp_path / "few.index", photos / "kiwi" / "Bild 3 ä.png"
+    for kind in ("kiwi", "rote Ente"):
+        shutil.copytree(photos / kind, tmp_path / "two" / kind)
+    code, _, err = nearkin("index", trained, tmp_path / "two", "-o", few)
+    assert code == 0, err
+    for options in ([], ["--json"]):
+        code, out, err = nearkin("classify", few, query, query, *options)
+        assert (code, out.count('"label": "kiwi", "confidence": null, "hits"' if options else "kiwi  ")) == (0, 2)
+        said = f"note: {few} has no confidences, so every photo gets a label and 'none of these' is impossible"
+        assert err == f"{said}: see nearkin index status {few}\n", "once"
+    code, _, err = nearkin("search", few, query, query)
+    assert (code, err.count(f"{few} has no confidences to tell how sure these hits are: see ")) == (0, 1)
+    for command in ("classify", "search"):
+        code, out, err = nearkin(command, few, query, "--min-confidence", 0.9)
+        assert (code, out) == (2, "")
+        assert "has no confidences: it takes 3 labels, got 2: add labelled images of other classes" in err
+    assert nearkin("index", trained, photos, "--no-labels", "-o", tmp_path / "plain.index")[0] == 0
+    assert nearkin("search", tmp_path / "plain.index", query)[2] == "", "there is no label to be unsure of"
 
 
 def test_mistakes_say_what_to_do(nearkin, trained, index, photos, tmp_path):

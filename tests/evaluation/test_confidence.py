@@ -131,20 +131,23 @@ def test_a_class_counts_by_its_images_however_few_are_left_to_learn_from():
     unseen = np.r_[np.arange(2), np.arange(40, 120)]
     learned = confidence_among(vectors, labels, unseen, "cosine")
     guessed = confidence_among(vectors[40:], labels[40:], np.arange(80), "cosine")
-    assert guessed is None, "two classes are too few"
+    assert guessed == "it takes 3 classes, got 2"
     assert learned.accuracy > 0.33 + 0.25
     assert confidence_among(vectors, labels, unseen[2:], "cosine").accuracy < learned.accuracy - 0.1
 
 
-def test_too_little_to_learn_from():
+def test_too_little_to_learn_from_is_named():
     vectors, labels = collection(5, 8, 0.5)
     rows = np.arange(len(labels))
-    assert confidence_among(vectors, labels, rows, "cosine") is not None
-    assert confidence_among(vectors, labels, rows[:14], "cosine") is None
-    assert confidence_among(vectors, labels // 3, rows, "cosine") is None, "two classes"
-    assert confidence_among(vectors, rows, rows, "cosine") is None, "no image has another of its class"
+    few = "it takes 15 images new to the encoder, with another of their class, got"
+    assert confidence_among(vectors, labels, rows, "cosine").images == 40
+    assert confidence_among(vectors, labels, rows[:15], "cosine").images == 15
+    assert confidence_among(vectors, labels, rows[:14], "cosine") == f"{few} 14"
+    assert confidence_among(vectors, labels // 3, rows, "cosine") == "it takes 3 classes, got 2", "however many images"
+    assert confidence_among(vectors, rows, rows, "cosine") == f"{few} 0", "no image has another of its class"
     vectors, labels = collection(5, 20, 0.5)
-    assert confidence_among(vectors, labels, np.arange(20), "cosine") is None, "all of one class: no other measures it"
+    one = confidence_among(vectors, labels, np.arange(20), "cosine")
+    assert one == "it takes 2 classes with images new to the encoder, got 1", "no other measures it"
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])
@@ -159,7 +162,6 @@ def test_a_class_that_is_nobodys_neighbour_is_no_error():
     """Of a collapsed network all vectors are equal, and the first ones are the neighbours of every image."""
     vectors, labels = collection(60, 4, 0.0, centres=np.ones((60, 16)))
     learned = confidence_among(vectors, labels, np.arange(len(labels)), "cosine")
-    assert learned is not None
     assert learned.accuracy < 0.1
 
 
@@ -171,7 +173,8 @@ def test_classes_larger_than_what_is_passed_over_have_no_unknown_half(monkeypatc
     # The two classes that lie around one centre find each other; of the rest every near hit is their own class.
     learned = confidence_among(vectors, labels, np.arange(200), "cosine")
     assert (learned.images, learned.classes) == (80, 2)
-    assert confidence_among(vectors[40:], labels[40:], np.arange(160), "cosine") is None
+    near = confidence_among(vectors[40:], labels[40:], np.arange(160), "cosine")
+    assert near == "it takes 15 images with one of another class among the nearest, got 0"
 
 
 def test_only_some_of_many_images_are_searched(monkeypatch):

@@ -21,7 +21,7 @@ def scan(request, monkeypatch):
         monkeypatch.setattr(exact, "in_8_bits", lambda dim: False)
     if request.param == "no torch":
         monkeypatch.setattr(neighbours, "torch", None)
-    return "int8" if request.param == "int8" else "float32"
+    return "of 8-bit copies" if request.param == "int8" else "of float32 vectors"
 
 
 def engine_of(vectors, distance, folder, rows_per_segment=1 << 16):
@@ -61,7 +61,7 @@ def test_all_that_is_nearest_is_proposed(scan, distance, dim, k, tmp_path, monke
             nearest = among[np.argsort(-score[among], kind="stable")[:k]]
             assert set(nearest.tolist()) <= set(rows.tolist()) <= set(among.tolist())
             assert (np.diff(rows) > 0).all()
-    assert engine.status() == {"rows": 500, "scan": "float32" if dim == 1 else scan}
+    assert engine.status() == {"rows": 500, "scan": "of float32 vectors" if dim == 1 else scan}
 
 
 @pytest.mark.parametrize("distance", ["cosine", "euclidean"])

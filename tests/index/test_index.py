@@ -294,8 +294,14 @@ def test_confidence_is_learned_only_from_images_that_did_not_train(tmp_path, wri
     all_trained = Index.create(tmp_path / "trained", stand_in(was_trained_on=lambda _: True))
     all_trained.add(images)
     assert all_trained.status().confidence is None
-    assert "protocol.holdout_share" in all_trained.status().no_confidence
+    why = all_trained.status().no_confidence
+    assert "got 0: add new images with their labels, or train again with a larger protocol.holdout_share" in why
+    assert "for a final model train the first run so, then --final" in why
     assert all_trained.classify(files[0]).label == "kind 0", "a label needs no confidence"
+    for least in (0.0, 0.9):
+        for ask in (all_trained.classify, all_trained.search):
+            with pytest.raises(RecipeError, match="has no confidences: it takes 15 images"):
+                ask(files[0], min_confidence=least)
     assert all_trained.classify(files[0]).confidence is None
     assert all_trained.search(0)[0].confidence is None
     not_known = Index.create(tmp_path / "not known", stand_in(was_trained_on=None))

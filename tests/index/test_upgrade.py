@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nearkin.disk import sole_writer_of
 from nearkin.errors import BusyError, DataError, Notice, OutputError, RecipeError
@@ -91,7 +92,14 @@ def test_a_copy_of_a_file_that_is_gone_will_do(index, images):
 def test_images_given_as_pixels_have_no_file(tmp_path, model):
     index = Index.create(tmp_path / "index", model)
     index.add(np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), dtype=np.uint8))
-    with pytest.raises(DataError, match=r"3 images .* given as pixels"):
+    command = f"nearkin index upgrade {index.path} elsewhere --drop-missing"
+    with pytest.raises(DataError, match=rf"3 images .* \(item 0: uploaded or given as pixels.*\): remove .*{command}"):
+        upgrade(index.path, other())
+    file = tmp_path / "file.png"
+    Image.new("RGB", (8, 8)).save(file)
+    index.add([file])
+    file.unlink()
+    with pytest.raises(DataError, match=rf"4 images .*\): put the files back, or remove .*{command}"):
         upgrade(index.path, other())
     done = upgrade(index.path, other(), drop_missing=True)
     assert done.items == 0

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
+
 from nearkin.data.images import NOT_IMAGES, UnreadableImageError
 from nearkin.data.table import LeftOut
 from nearkin.report.data_report import data_report_text, left_out_text
-from nearkin.runs.data import DataReport, Part, Repeated, RepeatedPictures
+from nearkin.runs.data import NEW_IMAGES, DataReport, Part, Repeated, RepeatedPictures
 
 REPORT = DataReport(
     "birds",
@@ -25,6 +27,14 @@ def test_the_overview_counts_and_says_what_each_part_is_for():
     assert lines[2].split() == ["training", "2", "classes", "1,001", "images"]
     assert lines[3].split(maxsplit=5) == ["test", "1", "class", "209", "images", "classes never seen in training"]
     assert not data_report_text(REPORT, overview=False).plain
+
+
+@pytest.mark.parametrize(("classes", "images", "scored"), [(3, 15, True), (3, 14, False), (2, 40, False)])
+def test_new_images_are_promised_a_score_only_where_there_are_enough(classes, images, scored):
+    parts = (Part("training", classes, 400), Part(NEW_IMAGES, classes, images))
+    line = data_report_text(dataclasses.replace(REPORT, parts=parts)).plain.splitlines()[-1]
+    few = "of classes that train; too few to be scored, 15 of 3 classes needed"
+    assert line.endswith("of classes that train; scored, and confidences are learned from them" if scored else few)
 
 
 def test_the_same_picture_twice_is_a_warning_with_examples_and_how_many_more():

@@ -61,6 +61,11 @@ def test_without_test_classes_held_out_images_are_measured(squares, monkeypatch)
     assert found.images == len(run.protocol.holdout) > 20
 
 
+def test_what_there_is_too_little_of_is_named(trained):
+    with pytest.raises(DataError, match="from 16 images that did not train: it takes 3 classes, got 2"):
+        reliability_of_run(OpenedRun(trained, CPU))
+
+
 def test_a_run_without_anything_held_out_has_none(squares):
     _, train = squares
     run = OpenedRun(train("all", "protocol.name=everything", "protocol.holdout_share=0"), CPU)

@@ -62,6 +62,11 @@ def test_other_data_say_how_much_of_them_was_trained_on(trained, photos, tmp_pat
     assert (reports[0].images, reports[0].classes) == (32, 4)
 
 
+def test_a_run_that_took_no_step_was_trained_on_nothing(train_like, photos):
+    result = evaluate_run(train_like("untrained", {"training.epochs": 0, "training.max_steps": None}), data=str(photos))
+    assert (result.trained_on, result.note) == ({"images": 0, "classes": 0}, None)
+
+
 def test_of_data_with_a_test_split_that_is_scored(trained, tmp_path, add_kinds):
     add_kinds(tmp_path / "other" / "train", "a", "b")
     add_kinds(tmp_path / "other" / "test", "c", "d", "e")

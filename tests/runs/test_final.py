@@ -208,6 +208,7 @@ def test_new_images_of_known_classes_are_scored_and_the_card_says_so(tmp_path):
     classes = len(folder.split.trained_classes)
     assert folder.scores().new_images is None, "too few to learn from"
     assert (folder.split.splits == "holdout").sum() == 2 * classes < 15
+    assert folder.scores().no_new_images.endswith(f"with another of their class, got {2 * classes}")
     scores = train_final(tmp_path / "run", Observer())
     new, split = scores.new_images, RunFolder(tmp_path / "run-final").split
     assert (new.images, new.classes) == (24, 12) == ((split.splits == "holdout").sum(), 12)
@@ -216,7 +217,8 @@ def test_new_images_of_known_classes_are_scored_and_the_card_says_so(tmp_path):
     assert 0 <= new.refused <= 1
     assert 0 <= new.unknown_refused <= 1
     card = (tmp_path / "run-final" / "MODEL_CARD.md").read_text()
-    assert f"{100 * new.accuracy:.1f} % get the right label" in " ".join(card.split())
+    assert f"This model on new images of known classes: {100 * new.accuracy:.1f} % get the right label" in card
+    assert (scores.no_new_images, "no_new_images" in dict(scores)) == (None, False)
     assert Scores.from_record(json.loads(json.dumps(dict(scores)))).new_images == new
     run_again = load_run(tmp_path / "run-final")
     vectors = run_again.embed([str(tmp_path / "squares" / name) for name in split.ids]).numpy()

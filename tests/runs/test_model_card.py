@@ -34,6 +34,7 @@ def test_it_says_what_it_was_trained_on_with_what_and_how_to_use_it(card, tmp_pa
     assert "64 numbers per image, to be compared by cosine similarity. Written by nearkin 0.9 on 2026-01-02." in text
     assert "`birds`: 1,200 images of 30 classes trained, every class.\n" in text
     assert "2.5 epochs of a schedule of 20, seed 3, abacus" in text
+    assert ", 1 epoch of a schedule of 20" in card(dataclasses.replace(SCORES, epochs=1.0))
     assert f"nearkin embed {tmp_path / 'final'} FOLDER" in text
     parts = [line for line in text.splitlines() if line.startswith("## ")]
     assert parts == ["## Data", "## Score", "## Recipe", "## Use", "## Licence"]

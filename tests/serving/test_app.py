@@ -177,6 +177,17 @@ def test_group_and_confidence(client, index):
     assert [hit["id"] for hit in sure] == [hit.id for hit in index.search(0, k=20, min_confidence=0.5)]
 
 
+def test_without_confidences_a_least_one_is_refused_and_that_of_a_label_is_null(client, index, drawn):
+    with index._items.writing():
+        index._items.set_fact("calibration", {"confidence": None, "reason": "it takes more images", "labelled": 15})
+    assert client.get("/index").json()["no_confidence"] == "it takes more images"
+    content = (drawn / "1-1.png").read_bytes()
+    assert upload(client, content).json()["label"] == {"label": "kind 1", "confidence": None}
+    by_id = client.post("/search", json={"id": 0, "min_confidence": 0.5})
+    for answer in (upload(client, content, min_confidence=0.0), by_id):
+        assert error(answer, 422) == "this index has no confidences: it takes more images"
+
+
 def test_a_part_of_an_image_is_that_part_of_the_upright_picture(client, index, encode):
     red, blue = (250, 10, 10), (10, 10, 250)
     pixels = np.zeros((64, 64, 3), np.uint8)

@@ -209,6 +209,22 @@ def test_an_upload_shows_its_neighbours_with_how_sure_they_are(visit, url):
 
 
 @browsers
+def test_without_confidences_a_label_is_not_said_to_be_sure_nor_proposed(visit, tmp_path):
+    made = index_of_shapes(tmp_path, {"red": "red", "blue": "blue"}, 4)
+    assert made.status().confidence is None
+    with serving(made) as (address, _):
+        page = visit(address)
+        page.wait_for_selector(".hero")
+        upload(page, shape("blue", 40))
+        found(page)
+        assert page.locator(".verdict").inner_text().split("\n") == ["Nearest class; how sure is not known", "blue"]
+        assert "none" in page.locator(".verdict").get_attribute("class"), "in the plain colours"
+        page.click("#add-photo")
+        assert page.locator("#add-label").input_value() == ""
+    made.close()
+
+
+@browsers
 def test_paste_and_drop(visit, url):
     page = visit(url)
     page.wait_for_selector(".hero")

@@ -163,17 +163,17 @@ def show_status(
         return
     say(
         f"Confidence: learned from {learned.images:,} images of {learned.classes:,} classes that the encoder was not "
-        f"trained on, each searched among the others, and again with its class taken out"
+        f"trained on, each searched among the others, and again with no image of its class in the index"
     )
     cells = [
         (name, f"{curve.calibration_error:.3f}", f"{curve.brier:.3f}", f"{curve.brier_of_constant:.3f}")
         for name, curve in (("hit is of the query's class", learned.hit), ("label is right", learned.label))
     ]
-    headings = ("confidence that a", "calibration error", "Brier score", "of constant")
+    headings = ("confidence that a", "calibration error", "Brier score", "Brier score of guessing")
     print_table(Table("", (Part.of(headings, cells, texts=1),)))
     say(
         f"Labels: {learned.accuracy:.0%} right; {learned.refused:.0%} of the images get a confidence below "
-        f"{DEFAULT_THRESHOLD:.0%}, and {learned.unknown_refused:.0%} of those whose class was taken out"
+        f"{DEFAULT_THRESHOLD:.0%}, and {learned.unknown_refused:.0%} with no image of their class in the index"
     )
 
 

@@ -78,6 +78,8 @@ def search(
         results = list(zip(images, opened.search(images, k, **wanted), strict=True))
     else:
         results = [("", opened.search(None, k, **wanted))]
+    if opened.confidence is None and any(hit.label is not None for _, hits in results for hit in hits):
+        notice(f"{folder} has no confidences to tell how sure these hits are: see nearkin index status {folder}")
     if sheet is not None:
         from nearkin.report.contact_sheet import draw_sheet
 
@@ -95,7 +97,7 @@ def search(
 def classify(
     folder: options.IndexFolder,
     images: Annotated[list[str], Argument(metavar="IMAGE...", help="Images to label.")],
-    min_confidence: Annotated[float, Option(help="Below this: 'none of these'.")] = 0.5,
+    min_confidence: Annotated[float | None, Option(help="Below this: 'none of these'. Default: 0.5.")] = None,
     where: options.Where = None,
     run: options.MovedRun = None,
     device: options.Device = None,
@@ -106,13 +108,17 @@ def classify(
     [bold]nearkin classify birds.index query.jpg other.jpg[/bold]
 
     Confidences are learned from images of the index that the encoder was not trained on: nearkin index status INDEX
-    shows how reliable they are.
+    shows how reliable they are. An index with too few such images has none, and labels every image.
     """
     from nearkin.index.filters import parse_where
     from nearkin.report.table import Part, Table
 
     condition = parse_where(where or []) or None
-    answers = options.open_index(folder, run, device).classify(images, min_confidence=min_confidence, where=condition)
+    opened = options.open_index(folder, run, device)
+    answers = opened.classify(images, min_confidence=min_confidence, where=condition)
+    if opened.confidence is None:
+        so = "so every photo gets a label and 'none of these' is impossible"
+        notice(f"{folder} has no confidences, {so}: see nearkin index status {folder}")
     results = list(zip(images, answers, strict=True))
     if as_json:
         print(json.dumps([{"query": query, **asdict(answer)} for query, answer in results]))

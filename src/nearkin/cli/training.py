@@ -115,8 +115,8 @@ def train(
         return
     if scores.test is None and scores.final_of is None:
         say("No classes were kept for testing, so there is no score on unseen classes.")
-        if scores.new_images is not None:
-            say(str(scores.new_images))
+        if scores.on_new_images is not None:
+            say(scores.on_new_images)
     else:
         print_table(run_table(scores))
     advice = verdict(scores if scores.final_of is None else scores.final_of.scores, recipe, folder.path)

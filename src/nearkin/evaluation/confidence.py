@@ -166,8 +166,8 @@ class Confidence:
 
 def learn_confidence(
     labels: Ints, unseen: Ints, take: Callable[[Ints], NDArray[Any]], search: Search, distance: Distance
-) -> Confidence | None:
-    """Learn both curves of a collection; None where it has too few images or classes.
+) -> Confidence | str:
+    """Learn both curves of a collection; the reason where it has too few images or classes.
 
     Args:
         labels: of each row of the collection ``[N]``, 0, 1, ….
@@ -178,8 +178,10 @@ def learn_confidence(
     """
     sizes = np.bincount(labels)
     unseen = unseen[sizes[labels[unseen]] > 1]
-    if len(unseen) < FEWEST_IMAGES or np.count_nonzero(sizes) < FEWEST_CLASSES:
-        return None
+    if (present := np.count_nonzero(sizes)) < FEWEST_CLASSES:
+        return f"it takes {FEWEST_CLASSES} classes, got {present}"
+    if len(unseen) < FEWEST_IMAGES:
+        return f"it takes {FEWEST_IMAGES} images new to the encoder, with another of their class, got {len(unseen)}"
     if len(unseen) > MOST_IMAGES:
         unseen = np.random.default_rng(0).choice(unseen, MOST_IMAGES, replace=False)
     classes, class_rank = np.unique(labels[unseen], return_inverse=True)
@@ -209,8 +211,10 @@ def learn_confidence(
             truths.append(true if is_known else NO_CLASS)
             weights.append(share * weight[i])
             folds.append(fold[i])
-    if len(votes) < 2 * FEWEST_IMAGES or len(set(folds)) < 2:
-        return None
+    if len(votes) < 2 * FEWEST_IMAGES:
+        return f"it takes {FEWEST_IMAGES} images with one of another class among the nearest, got {len(votes) // 2}"
+    if len(set(folds)) < 2:
+        return "it takes 2 classes with images new to the encoder, got 1"
     truth, amount, part = np.array(truths), np.array(weights), np.array(folds)
     sizes = np.array([len(near[:HITS]) for near, _ in hits])
     hit, _ = _fit(
@@ -236,7 +240,7 @@ def learn_confidence(
 
 def confidence_among(
     vectors: NDArray[np.floating[Any]], labels: Ints, unseen: Ints, distance: Distance
-) -> Confidence | None:
+) -> Confidence | str:
     """:func:`learn_confidence` of vectors ``[N, D]`` in memory.
 
     >>> rng = np.random.default_rng(0)

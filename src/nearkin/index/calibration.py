@@ -10,7 +10,6 @@ import numpy as np
 
 from nearkin.evaluation.confidence import (
     FEWEST_CLASSES,
-    FEWEST_IMAGES,
     Bin,
     Confidence,
     Curve,
@@ -62,14 +61,15 @@ def _learn(rows: Sequence[Any], vectors: Segments, model: Model) -> Confidence |
     ids = np.array([row[0] for row in rows], dtype=np.int64)
     names, labels = np.unique([row[1] for row in rows], return_inverse=True)
     if len(names) < FEWEST_CLASSES:
-        return f"it takes {FEWEST_CLASSES} labels, and there are {len(names)}"
+        return f"it takes {FEWEST_CLASSES} labels, got {len(names)}: add labelled images of other classes"
     unseen = np.flatnonzero([not model.was_trained_on(bytes(row[2]).hex()) for row in rows])
     search = _search_among(vectors, ids, model.distance)
     learned = learn_confidence(labels, unseen, lambda rows: vectors.take(ids[rows]), search, model.distance)
-    return learned or (
-        f"it takes {FEWEST_IMAGES} labelled images that the encoder was not trained on, with another of their "
-        f"label, and {len(unseen):,} of {len(rows):,} were not trained on: add labelled images, or train with "
-        f"protocol.holdout_share=0.1"
+    if isinstance(learned, Confidence):
+        return learned
+    return (
+        f"{learned}: add new images with their labels, or train again with a larger protocol.holdout_share, such as "
+        f"0.2; for a final model train the first run so, then --final"
     )
 
 

@@ -105,7 +105,8 @@ class ExactEngine:
         return candidates
 
     def status(self) -> Mapping[str, Any]:
-        return {"rows": self._rows, "scan": "int8" if in_8_bits(self._vectors.width) else "float32"}
+        scanned = "of 8-bit copies" if in_8_bits(self._vectors.width) else "of float32 vectors"
+        return {"rows": self._rows, "scan": scanned}
 
     def discard(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

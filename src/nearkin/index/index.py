@@ -366,8 +366,7 @@ class Index:
         positives, negatives = (self.vectors(ids) if len(ids) else None for ids in (like, unlike))
         vectors = combined(vectors, positives, negatives, self.distance)
         excluded = [{*ids, *like, *unlike} for ids in query_ids]
-        if min_confidence is not None and self.confidence is None:
-            raise RecipeError(f"{self.path} has no confidences: {self._no_confidence}")
+        self._check_confidence(min_confidence)
         if group_by is not None and group_by not in self._items.fields():
             raise RecipeError(f"cannot group by {group_by!r}: {did_you_mean(group_by, self._items.fields())}")
         pages = []
@@ -378,18 +377,23 @@ class Index:
         return pages if query is not None and are_several(query) else pages[0]
 
     @overload
-    def classify(self, query: OneQuery, *, min_confidence: float = ..., where: Where | None = ...) -> Classified: ...
+    def classify(
+        self, query: OneQuery, *, min_confidence: float | None = ..., where: Where | None = ...
+    ) -> Classified: ...
 
     @overload
-    def classify(self, query: Queries, *, min_confidence: float = ..., where: Where | None = ...) -> Any: ...
+    def classify(self, query: Queries, *, min_confidence: float | None = ..., where: Where | None = ...) -> Any: ...
 
-    def classify(self, query: Any, *, min_confidence: float = DEFAULT_THRESHOLD, where: Where | None = None) -> Any:
+    def classify(self, query: Any, *, min_confidence: float | None = None, where: Where | None = None) -> Any:
         """The label of an image by its nearest labelled items, or "none of these": a :class:`Classified`.
 
-        It is that of the nearest class, by the mean of the scores of its nearest item and of its mean. Without learned
-        confidences there is always a label. Several queries give a list.
+        It is that of the nearest class, by the mean of the scores of its nearest item and of its mean. Below
+        ``min_confidence``, by default 0.5, there is none. Without learned confidences there always is one, and
+        ``min_confidence`` is an error. Several queries give a list.
         """
         self._refresh()
+        self._check_confidence(min_confidence)
+        least = DEFAULT_THRESHOLD if min_confidence is None else min_confidence
         labelled, items = self._items.rows("SELECT count(label), count(*) FROM items")[0]
         if not labelled:
             raise RecipeError(f"no item of {self.path} has a label: add images with labels to classify by")
@@ -401,8 +405,12 @@ class Index:
         profiles, context = self._profiles, self._context(where)
         answers = []
         for vector, hits in zip(vectors, context.hits(vectors, excluded, VOTERS), strict=True):
-            answers.append(context.classified(vector, hits, profiles, min_confidence))
+            answers.append(context.classified(vector, hits, profiles, least))
         return answers if are_several(query) else answers[0]
+
+    def _check_confidence(self, least: float | None) -> None:
+        if least is not None and self.confidence is None:
+            raise RecipeError(f"{self.path} has no confidences: {self._no_confidence}")
 
     def status(self) -> Status:
         """The contents of the index, the files that it could not read, and how reliable its confidences are."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ from nearkin.runs.model import Model
 
 _UPGRADED = "upgrade-"
 _PROGRESS = "progress.json"
-_NO_FILE = "it was given as pixels, not as a file"
+_NO_FILE = "uploaded or given as pixels, so there is no file to read again"
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def upgrade(
         if not drop_missing:  # before any work; changed files are only noticed when they are read
             contents = items.contents(ids).items()
             gone = {id: paths for id, (_, paths) in contents if not any(map(os.path.isfile, paths))}
-            _refuse(path, {id: f"{paths[0]}: no such file" if paths else _NO_FILE for id, paths in gone.items()})
+            reasons = {id: f"{paths[0]}: no such file" if paths else _NO_FILE for id, paths in gone.items()}
+            _refuse(path, model, reasons)
         vectors = Segments(new / "vectors", model.dim, np.float32)
         check_room(path, 2 * (rows - vectors.available()) * model.dim * 4, "the new vectors")
         missing = _embed(index, vectors, model, drop_missing, batch_size, progress)
@@ -128,7 +130,7 @@ def _embed(
         images = dict(threaded_map(read, sorted(items.contents(range(first, last)).items()), usable_cores()))
         gone = {id: reason for id, reason in images.items() if isinstance(reason, str)}
         if not drop_missing:
-            _refuse(index.path, gone)
+            _refuse(index.path, model, gone)
         missing |= gone
         block = np.zeros((last - first, model.dim), dtype=np.float32)
         if pixels := {id: image for id, image in images.items() if not isinstance(image, str)}:
@@ -145,12 +147,14 @@ def _embed(
     return {id: reason for id, reason in missing.items() if id in present}
 
 
-def _refuse(folder: Path, missing: Mapping[int, str]) -> None:
+def _refuse(folder: Path, model: Model, missing: Mapping[int, str]) -> None:
     if missing:
         first = "; ".join(f"item {id}: {reason}" for id, reason in list(missing.items())[:3])
+        remedy = "" if set(missing.values()) == {_NO_FILE} else "put the files back, or "
+        command = f"nearkin index upgrade {shlex.quote(str(folder))} {shlex.quote(str(model.path))} --drop-missing"
         raise DataError(
-            f"{len(missing):,} images of {folder} cannot be embedded again ({first}): put the files back, or remove "
-            f"these items with --drop-missing (drop_missing=True)"
+            f"{len(missing):,} images of {folder} cannot be embedded again ({first}): {remedy}remove these items with "
+            f"{command} (drop_missing=True)"
         )
 
 

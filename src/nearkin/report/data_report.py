@@ -8,6 +8,7 @@ from rich.text import Text
 
 from nearkin.data.images import NOT_IMAGES
 from nearkin.data.table import LeftOut
+from nearkin.evaluation.confidence import FEWEST_CLASSES, FEWEST_IMAGES
 from nearkin.report.table import counted
 from nearkin.runs.data import NEW_IMAGES, TRAINING, UNUSED, DataReport, Repeated, RepeatedPictures
 
@@ -54,11 +55,13 @@ def _overview(text: Text, report: DataReport) -> None:
     text.append(f"{report.name}: {counted(report.images, 'image')} of {counted(report.classes, 'class')}, {sizes}\n")
     if report.single and report.classes > 1:
         text.append(f"  {counted(report.single, 'class')} with a single image, which has no other to find\n")
-    trains = any(part.name == TRAINING for part in report.parts)
+    trains = {part.name: part.classes for part in report.parts}.get(TRAINING, 0)
     for part in report.parts:
         role = _ROLES.get(part.name, "")
         if part.name in _SCORED and trains:
             role = "classes never seen in training" if part.unseen else "classes that also train"
+        if part.name == NEW_IMAGES and (part.images < FEWEST_IMAGES or trains < FEWEST_CLASSES):
+            role = f"of classes that train; too few to be scored, {FEWEST_IMAGES} of {FEWEST_CLASSES} classes needed"
         amount = f"{counted(part.classes, 'class'):>13}  {counted(part.images, 'image'):>14}"
         text.append(f"  {part.name:<10}  {amount}  {role}".rstrip() + "\n")
     if report.kept_in is not None:

@@ -31,23 +31,19 @@ def run_table(scores: Scores) -> Table:
 
     A final model has no test classes; its table has the scores of the run that selected its epoch, and says so.
     """
-    if scores.final_of is not None:
-        selected = scores.final_of.scores
-        table = run_table(replace(selected, new_images=None)) if selected.test else Table("", ())
-        new_images = [f"This encoder. {scores.new_images}"] if scores.new_images else []
-        return Table(table.title, table.parts, (scores.final_of.note, *table.conditions, *new_images))
+    if (final_of := scores.final_of) is not None:
+        table = Table("", ())
+        if final_of.scores.test:
+            table = run_table(replace(final_of.scores, new_images=None, no_new_images=None))
+            table = replace(table, conditions=(f"{final_of.run}: {table.conditions[0]}", *table.conditions[1:]))
+        own = filter(None, [f"This model: {scores.length} in {scores.seconds:.0f} s.", scores.on_new_images])
+        return Table(table.title, table.parts, (final_of.note, *table.conditions, *own))
     ran = scores.conditions
-    parts = [
-        f"{ran.protocol} protocol, {in_words(ran.selection)}",
-        ran.training_conditions,
-        ran.weights,
-        f"seed {ran.seed}",
-    ]
-    epochs = "1 epoch" if scores.epochs == 1 else f"{scores.epochs:g} epochs"
-    parts += [ran.hardware, f"{epochs} in {scores.seconds:.0f} s"]
+    parts = [f"{ran.protocol} protocol, {in_words(ran.selection)}", ran.training_conditions, ran.weights]
+    parts += [f"seed {ran.seed}", ran.hardware, f"{scores.length} in {scores.seconds:.0f} s"]
     conditions = ["; ".join(filter(None, parts)) + "."]
     conditions += [f"Untrained: {UNTRAINED}. {LEGEND}."] * bool(scores.untrained)
-    conditions += [str(scores.new_images)] * bool(scores.new_images)
+    conditions += filter(None, [scores.on_new_images])
     columns = {"untrained": scores.untrained, "trained": scores.test}
     if scores.chosen_on_test:
         columns["last epoch"] = scores.last

@@ -22,10 +22,10 @@ from nearkin.evaluation.reranking import Rerank
 from nearkin.evaluation.retrieval import concatenate_embeddings
 from nearkin.recipe import ProtocolSection
 from nearkin.runs.data import SCORED, Announce, describe_data, open_data, open_run_data
-from nearkin.runs.folder import RunFolder, pretrained_recipe
+from nearkin.runs.folder import pretrained_recipe
 from nearkin.runs.model import check_compatible
 from nearkin.runs.scores import EvaluationResult
-from nearkin.runs.trained_run import TrainedRun, load_run
+from nearkin.runs.trained_run import TrainedRun, images_trained_on, load_run
 from nearkin.training.build import data_of, encoder_from, eval_transform_of
 from nearkin.training.device import autocast_dtype, describe_hardware, float32_products, pick_device
 from nearkin.training.embedding import embed_images
@@ -95,10 +95,10 @@ def evaluate_run(
         return joined.div(len(parts) ** 0.5)
 
     scores = protocol.score(part, embed, distance=run.encoder.distance, final=True, rerank=rerank)
-    trained_on = None if data is None else _trained_on(run.folder, opened, part)
+    trained_on = None if data is None else _trained_on(run, opened, part)
     notes = [] if trained_on is None else [_note(trained_on, opened, part)]
     for other in runs[1:]:  # these may have been trained on what the first was tested on
-        if note := _note(_trained_on(other.folder, opened, part), opened, part):
+        if note := _note(_trained_on(other, opened, part), opened, part):
             notes.append(f"of {other.folder.path}: {note}")
     conditions = [as_tested("", run.recipe.protocol)]
     if also:
@@ -210,9 +210,11 @@ def _test_part(section: ProtocolSection, opened: OpenedImages) -> tuple[Protocol
     return Protocol(replace(section, test_share=0.0), table), every_row
 
 
-def _trained_on(folder: RunFolder, opened: OpenedImages, part: EvaluationSet) -> dict[str, int]:
+def _trained_on(run: TrainedRun, opened: OpenedImages, part: EvaluationSet) -> dict[str, int]:
     """How many of the scored images and classes trained the run; a class is recognised by its name or an image."""
-    split, table, rows = folder.split, opened.table, np.unique(part.rows)
+    if images_trained_on(run) == frozenset():
+        return {"images": 0, "classes": 0}
+    split, table, rows = run.folder.split, opened.table, np.unique(part.rows)
     images = [row for row in rows.tolist() if opened.digests[row] in split.trained]
     labels = np.unique(table.labels[rows]).tolist()
     classes = {label for label in labels if table.class_names[label] in split.trained_classes}

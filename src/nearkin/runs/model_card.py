@@ -37,12 +37,12 @@ def model_card(
         "## Score",
         "",
         *_score(scores.final_of or FinalOf(str(folder.path), _note(scores), scores)),
-        *(["", f"This encoder. {scores.new_images}"] if scores.new_images else []),
+        *(["", scores.on_new_images] if scores.on_new_images else []),
         "",
         "## Recipe",
         "",
         f"- backbone `{encoder.backbone}`, weights at the start: {environment.weights or 'random numbers'}",
-        f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores.epochs:g} epochs of a schedule "
+        f"- loss `{recipe.objective.name}`, method `{recipe.method.name}`, {scores.length} of a schedule "
         f"of {recipe.training.epochs}, seed {conditions.seed}, {conditions.hardware}",
         f"- everything else {'at the end of this page' if exported else files}",
         "",

@@ -219,7 +219,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         checkpoint.load_best(state, folder)
     checkpoint.save_encoder(state, folder)
     test = None if protocol.test is None else state.score(protocol.test, final=True)
-    new_images = _score_new_images(state)
+    new_images, no_new_images = _score_new_images(state)
     steps_s = max(state.time.by["steps"], 1e-9)
     on_gpu = state.device.type == "cuda"
     peak = torch.cuda.max_memory_allocated(state.device) if on_gpu else peak_process_memory()
@@ -249,6 +249,7 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
         untrained=state.untrained,
         test=test,
         new_images=new_images,
+        no_new_images=no_new_images,
         best=state.best if protocol.selects_on != "last" else last,
         last=last,
         collapse=state.collapse,
@@ -256,21 +257,21 @@ def _final_scores(state: TrainingState, folder: RunFolder, lost: Mapping[str, in
     )
 
 
-def _score_new_images(state: TrainingState) -> NewImages | None:
-    """How well an index of the training classes would label the held-out images."""
+def _score_new_images(state: TrainingState) -> tuple[NewImages | None, str | None]:
+    """How well an index of the training classes would label the held-out images, or why that is not known."""
     protocol = state.protocol
     if not len(protocol.holdout):
-        return None
+        return None, None
     rows = np.union1d(protocol.train_rows, protocol.holdout)
     with state.time.on("evaluations"):
         what = "scoring new images of the training classes"
         embeddings = state.embed(rows, encoder=state.eval_encoder, as_scored=True, what=what)
         vectors, held_out = embeddings.float().cpu().numpy(), np.flatnonzero(np.isin(rows, protocol.holdout))
         learned = confidence_among(vectors, state.table.labels[rows], held_out, state.encoder.distance)
-    if learned is None:
-        return None
+    if isinstance(learned, str):
+        return None, learned
     counts = len(protocol.holdout), len(np.unique(state.table.labels[protocol.holdout]))
-    return NewImages(*counts, learned.accuracy, learned.refused, learned.unknown_refused)
+    return NewImages(*counts, learned.accuracy, learned.refused, learned.unknown_refused), None
 
 
 def train_final(

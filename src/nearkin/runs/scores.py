@@ -81,15 +81,15 @@ class NewImages:
     def __str__(self) -> str:
         """
         >>> print(NewImages(98, 60, 0.912, 0.08, 0.75))
-        New images of known classes: 91.2 % get the right label. At the default threshold 8.0 % get none, and 75.0 %
-        do so where their own class is taken out (98 images of 60 classes that did not train).
+        91.2 % get the right label. At the default threshold 8.0 % get none, and 75.0 % where no other image of their
+        class can be found (98 images kept out of training, of 60 classes).
         """
         shares = (self.accuracy, self.refused, self.unknown_refused)
         right, refused, unknown = (f"{100 * share:.1f} %" for share in shares)
         return (
-            f"New images of known classes: {right} get the right label. At the default threshold {refused} get none, "
-            f"and {unknown} do so where their own class is taken out ({self.images:,} images of {self.classes:,} "
-            f"classes that did not train)."
+            f"{right} get the right label. At the default threshold {refused} get none, and {unknown} where no other "
+            f"image of their class can be found ({self.images:,} images kept out of training, of {self.classes:,} "
+            f"classes)."
         )
 
 
@@ -123,6 +123,8 @@ class Scores(Record):
     """Of the reported weights; None without test classes."""
     new_images: NewImages | None = None
     """Of the reported weights; None where ``protocol.holdout_share`` kept too few images out."""
+    no_new_images: str | None = None
+    """Why the images that were kept out are not scored."""
     best: Evaluation | None = None
     """The evaluation that was chosen."""
     last: Evaluation = field(default_factory=dict)
@@ -150,7 +152,7 @@ class Scores(Record):
         record = record.pop("conditions") | record
         if self.final_of is not None:
             record["final_of"]["scores"] = self.final_of.scores.as_record()
-        optional = ("weights", "collapse", "new_images", "lost_images", "final_of")
+        optional = ("weights", "collapse", "new_images", "no_new_images", "lost_images", "final_of")
         return {key: value for key, value in record.items() if value or key not in optional}
 
     @property
@@ -162,6 +164,17 @@ class Scores(Record):
     @property
     def chosen(self) -> Evaluation:
         return self.best or {}
+
+    @property
+    def length(self) -> str:
+        return "1 epoch" if self.epochs == 1 else f"{self.epochs:g} epochs"
+
+    @property
+    def on_new_images(self) -> str | None:
+        """A sentence on the images that were kept out of training; None without any."""
+        subject = "New images" if self.final_of is None else "This model on new images"
+        result = self.new_images or (self.no_new_images and f"not scored; {self.no_new_images}.")
+        return f"{subject} of known classes: {result}" if result else None
 
 
 def collapse_mark(runs: Sequence[Scores]) -> str:

@@ -81,8 +81,9 @@ def describe_hardware(device: torch.device) -> str:
     several = "" if ranks.world() == 1 else f"{ranks.world()} processes, each: "
     if device.type == "cuda":
         return several + torch.cuda.get_device_name(device)
-    cores = os.cpu_count() or 1
-    return f"{several}{device.type.upper()}, {platform.machine()}, {cores} cores, {torch.get_num_threads()} threads"
+    counts = ((os.cpu_count() or 1, "core"), (torch.get_num_threads(), "thread"))
+    cores, threads = (f"{count} {noun}{'s' * (count != 1)}" for count, noun in counts)
+    return f"{several}{device.type.upper()}, {platform.machine()}, {cores}, {threads}"
 
 
 def peak_process_memory() -> int:

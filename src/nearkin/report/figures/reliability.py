@@ -42,9 +42,9 @@ def reliability_of_run(run: OpenedRun) -> Confidence:
         raise NothingToShowError("every image of the run trained, so none is left to measure confidences with")
     unseen = np.flatnonzero(~np.isin(sample.rows, run.protocol.train_rows))
     confidence = confidence_among(sample.embeddings.numpy(), sample.labels, unseen, run.trained.encoder.distance)
-    if confidence is None:
+    if isinstance(confidence, str):
         images = counted(len(unseen), "image")
-        raise CannotDrawError(f"{images} that did not train are too few to learn confidences from")
+        raise CannotDrawError(f"no confidences can be learned from {images} that did not train: {confidence}")
     return confidence
 
 
@@ -55,7 +55,7 @@ def _figure(confidence: Confidence) -> Any:
     axes.plot([0, 100], [0, 100], color=GREY, linestyle="--", linewidth=1, label="perfectly calibrated")
     for curve, colour, name in ((confidence.hit, RUN_COLOURS[0], "hits"), (confidence.label, RUN_COLOURS[1], "labels")):
         points = np.array([(100 * bin.confidence, 100 * bin.right) for bin in curve.bins])
-        brier = f"Brier {curve.brier:.3f} (constant {curve.brier_of_constant:.3f})"
+        brier = f"Brier {curve.brier:.3f} (guessing {curve.brier_of_constant:.3f})"
         label = f"{name}: calibration error {curve.calibration_error:.3f}, {brier}"
         axes.plot(*points.T, color=colour, marker="o", label=label)
     axes.set(xlabel="confidence (%)", ylabel="right (%)", xlim=(0, 100), ylim=(0, 100))

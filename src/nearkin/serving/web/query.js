@@ -9,7 +9,7 @@ import { percent } from "./detail.js";
 import { go, isAsked, read, remember, uploaded } from "./state.js";
 
 let drawnFor = null;
-let guess = null; // the label of the uploaded photo by its neighbours
+let guess = null; // the label of the uploaded photo by its neighbours, if the index has confidences
 
 /** Search for a file if it can be an image. */
 export function take(file) {
@@ -85,13 +85,15 @@ function chips(state) {
 }
 
 export function drawVerdict(state, answer) {
-  guess = answer?.label?.label ?? null;
+  const { label = null, confidence = null } = answer?.label ?? {};
+  const unsure = label !== null && confidence === null; // an index without confidences has a label for every photo
+  guess = unsure ? null : label;
   if (!answer?.label) { $("#verdict").replaceChildren(); return; }
-  const { label, confidence } = answer.label;
-  const subject = h("span", {}, state.crop ? "This part looks like" : "Looks like");
+  const words = unsure ? "Nearest class; how sure is not known" : state.crop ? "This part looks like" : "Looks like";
+  const subject = h("span", {}, words);
   $("#verdict").replaceChildren(label === null
     ? h("p", { class: "verdict none" }, subject, h("strong", {}, "none of the classes here"))
-    : h("p", { class: "verdict" }, subject, h("strong", {}, shortLabel(label)), confidence === null ? null : h("em", {}, percent(confidence)), above(label)));
+    : h("p", { class: unsure ? "verdict none" : "verdict" }, subject, h("strong", {}, shortLabel(label)), unsure ? null : h("em", {}, percent(confidence)), above(label)));
 }
 
 function add(state) {
