@@ -60,9 +60,8 @@ def search(
     condition = parse_where(where or [])
     box = None if crop is None or not images else _fractions(crop, images[0])
     opened = options.open_index(folder, run, device)
-    labels = [name for name, _ in opened.label_counts()]
     for label in condition["label"] if isinstance(condition.get("label"), list) else ():
-        if label not in labels:
+        if label not in (labels := [name for name, _ in opened.label_counts()]):
             near = difflib.get_close_matches(label, labels, n=1)
             notice(f"no item has the label {label!r}" + "".join(f"; did you mean {name!r}?" for name in near))
     wanted: SearchOptions = {

@@ -23,8 +23,8 @@ PAPERS = "papers"
 """The folder of the papers' recipes. Their names leave it out: ``ccp/c2`` is ``papers/ccp/c2.yaml``."""
 
 
-def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe from nested mappings, a file, or the name of a shipped recipe; overrides are ``section.key=value``.
+def read_recipe(mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from nested mappings; overrides are ``section.key=value``.
 
     >>> read_recipe({"training": {"batch_size": 32}}, ["training.epochs=5"]).training.epochs
     5
@@ -33,9 +33,7 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     ...
     nearkin.errors.RecipeError: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
     """
-    if not isinstance(source, Mapping):
-        return read_recipe(read_layers(find_recipe(source)), overrides)
-    merged = _with_overrides(source, overrides)
+    merged = _with_overrides(mapping, overrides)
     sections = get_type_hints(Recipe)
     for name in merged:
         if name not in sections:

@@ -43,13 +43,15 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     ...
     nearkin.errors.RecipeError: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
     """
-    try:
+    if isinstance(source, Mapping):
         return check_recipe(read_recipe(source, overrides))
+    file = find_recipe(source)
+    mapping = read_layers(file)
+    try:
+        return check_recipe(read_recipe(mapping, overrides))
     except RecipeError:
-        if not isinstance(source, Mapping):
-            content = read_layers(find_recipe(source))
-            with mistakes_in(find_recipe(source).name):
-                check_recipe(read_recipe(content))
+        with mistakes_in(file.name):
+            check_recipe(read_recipe(mapping))
         raise  # the file is in order: the mistake is in the changes
 
 
