@@ -70,7 +70,11 @@ Rerank = Annotated[
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="An index that 'nearkin index' made.")]
 Where = Annotated[
     list[str] | None,
-    Option("--where", metavar="FIELD=VALUE", help="Only these: label=tit (twice: either), 'year>=2020'."),
+    Option(
+        "--where",
+        metavar="FIELD=VALUE",
+        help="Only these: label=tit (twice: either), or by a manifest's column 'year>=2020'.",
+    ),
 ]
 MovedRun = Annotated[Path | None, Option("--run", help="The index's run or exported file, if it has moved.")]
 Sheet = Annotated[
