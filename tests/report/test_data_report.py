@@ -33,7 +33,7 @@ def test_the_overview_counts_and_says_what_each_part_is_for():
 def test_new_images_are_promised_a_score_only_where_there_are_enough(classes, images, scored):
     parts = (Part("training", classes, 400), Part(NEW_IMAGES, classes, images))
     line = data_report_text(dataclasses.replace(REPORT, parts=parts)).plain.splitlines()[-1]
-    few = "of classes that train; too few to be scored, 15 of 3 classes needed"
+    few = "too few to be scored: it takes 15 images and 3 classes"
     assert line.endswith("of classes that train; scored, and confidences are learned from them" if scored else few)
 
 

@@ -61,7 +61,7 @@ def _overview(text: Text, report: DataReport) -> None:
         if part.name in _SCORED and trains:
             role = "classes never seen in training" if part.unseen else "classes that also train"
         if part.name == NEW_IMAGES and (part.images < FEWEST_IMAGES or trains < FEWEST_CLASSES):
-            role = f"of classes that train; too few to be scored, {FEWEST_IMAGES} of {FEWEST_CLASSES} classes needed"
+            role = f"too few to be scored: it takes {FEWEST_IMAGES} images and {FEWEST_CLASSES} classes"
         amount = f"{counted(part.classes, 'class'):>13}  {counted(part.images, 'image'):>14}"
         text.append(f"  {part.name:<10}  {amount}  {role}".rstrip() + "\n")
     if report.kept_in is not None:
