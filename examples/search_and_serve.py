@@ -3,7 +3,7 @@
     python examples/search_and_serve.py                                  # photos drawn on the fly
     python examples/search_and_serve.py --run RUN --photos PHOTOS --stay # your own, then open the address it prints
 
-Twenty seconds on one CPU core. It is what `nearkin index` and `nearkin serve` do. Needs `pip install 'nearkin[serve]'`.
+Twenty seconds on one CPU core. It is what `nearkin index` and `nearkin serve` do. Needs `pip install -e '.[serve]'`.
 """
 
 from __future__ import annotations

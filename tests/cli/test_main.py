@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import io
 import os
 import select
 import subprocess
@@ -24,7 +23,6 @@ from nearkin.runs.data import DataReport, Part
 from nearkin.training.recipe_check import load_recipe
 
 REPORT = DataReport("birds", 4, 2, ("owl", 2), ("owl", 2), 0, (Part("training", 2, 4),))
-SILENT = Console(file=io.StringIO())
 
 
 @pytest.fixture
@@ -132,6 +130,27 @@ def test_a_number_of_processes_that_is_none_is_one_line(nearkin, monkeypatch):
     assert said.startswith("error: WORLD_SIZE must be the number of processes")
 
 
+@pytest.mark.parametrize(
+    ("words", "said", "unsaid"),
+    [
+        (["train", "--epochs", "2"], "No such option: --epochs; write training.epochs=VALUE instead", ""),
+        (["tune", "--learning-rate", "2"], "--learning-rate; write training.learning_rate=VALUE instead", ""),
+        (["train", "--bakbone", "x"], "--backbone", "encoder.backbone"),
+        (["train", "--zzz"], "No such option: --zzz", "write"),
+        (["search", "x", "--epochs", "2"], "No such option: --epochs", "training.epochs"),
+        (["list", "loses"], "'WHAT': 'loses' is not one of 'recipes', ", "Value error"),
+        (["list", "loses"], "Did you mean 'losses'?", "Value error"),
+        (["list", "xyz"], "'xyz' is not one of 'recipes'", "Did you mean"),
+        (["train", "--data"], "'--data' requires an argument", "write"),
+    ],
+)
+def test_a_wrong_option_or_choice_is_told_what_is_meant(nearkin, monkeypatch, words, said, unsaid):
+    monkeypatch.setenv("COLUMNS", "200")
+    code, out, err = nearkin(*words)
+    assert (code, out, said in err) == (2, "", True), err
+    assert not unsaid or unsaid not in err
+
+
 def test_there_are_at_most_twenty_commands_each_under_a_heading():
     commands = get_command(cli.app).commands
     assert len(commands) <= 20
@@ -173,9 +192,18 @@ def test_a_name_and_changes_are_told_apart_by_the_sign():
 
 
 def test_a_named_recipe_takes_the_data_and_without_a_name_the_data_choose_one(tmp_path):
-    named = recipe_from(["glyphs/demo", "training.seed=4"], "photos", {"training.device": "cpu"}, SILENT)
+    named = recipe_from(["glyphs/demo", "training.seed=4"], "photos", {"training.device": "cpu"})
     assert named == load_recipe("glyphs/demo", ["training.seed=4", "training.device=cpu", "data.source=photos"])
-    own = recipe_from(["training.seed=4"], str(tmp_path), {"training.epochs": 2}, SILENT)
+    own = recipe_from(["training.seed=4"], str(tmp_path), {"training.epochs": 2})
     assert (own.data.source, own.training.seed, own.training.epochs) == (str(tmp_path), 4, 2)
     with pytest.raises(RecipeError):
-        recipe_from(["training.seed=4"], None, {}, SILENT)
+        recipe_from(["training.seed=4"], None, {})
+
+
+def test_the_backbone_that_was_chosen_is_said_also_where_progress_is_silent(tmp_path, capsys):
+    recipe_from(["training.seed=4"], str(tmp_path), {})
+    out, err = capsys.readouterr()
+    assert (out, err.startswith("Backbone: ")) == ("", True)
+    assert "Preferred, but not here: --backbone vit_tiny" in err
+    recipe_from(["encoder.backbone=small", "encoder.weights=null"], str(tmp_path), {})
+    assert capsys.readouterr() == ("", ""), "the command names another"

@@ -44,6 +44,12 @@ def test_search(nearkin, index, photos, tmp_path):
     assert len(set(labels)) == len(labels) == 6
     code, out, _ = nearkin("search", index, query, "--min-confidence", "1.5")
     assert "Nothing found" in out
+    words = ["--where", "label=kiwii", "--where", "label=kiwi", "--where", "label=xyz"]
+    code, out, err = nearkin("search", index, query, *words)
+    assert (code, "kiwi/Bild" in out) == (0, True)
+    notes = "note: no item has the label 'kiwii'; did you mean 'kiwi'?\nnote: no item has the label 'xyz'\n"
+    assert err == notes, "of the labels that exist nothing is said"
+    assert nearkin("search", index, query, "--where", "label>=k")[::2] == (0, "")
 
 
 def test_columns_of_a_manifest_can_be_asked_for(nearkin, trained, photos, tmp_path):
@@ -159,6 +165,7 @@ def test_mistakes_say_what_to_do(nearkin, trained, index, photos, tmp_path):
         ([], 2, "IMAGE"),
         ([photos / "none.png"], 3, "there is no file"),
         ([query, "--where", "lable=kiwi"], 2, "did you mean 'label'"),
+        ([photos / "kiwi"], 3, f"is a folder: give image files, such as {photos / 'kiwi' / '*.jpg'}"),
         ([query, "--where", "year>2020"], 2, "write FIELD=VALUE"),
         ([query, "--like", "999"], 3, "there is no item 999"),
         ([query, "--sheet", "sheet.doc"], 2, "must end in .png"),

@@ -183,6 +183,14 @@ def test_embed_takes_files_folders_and_lists_together(nearkin, trained, photos, 
         (["train"], 2, "nothing to train"),
         (["train", "glyphs/dmeo"], 2, "did you mean 'glyphs/demo'"),
         (["train", "a", "b"], 2, "give one recipe"),
+        (["train", "my/phots", "--resume"], 2, "did you mean 'my/photos'"),
+        (["train", "my/phots", "--finish"], 2, "needs the folder of an interrupted run; did you mean 'my/photos'?"),
+        (["train", "--finish"], 2, "--finish needs the folder of an interrupted run: nearkin train RUN --finish"),
+        (
+            ["train", "--data", "my", "epochs=2"],
+            2,
+            "error: an override names a section and a key, such as training.epochs=2",
+        ),
         (["train", "glyphs/demo", "training.epocs=3"], 2, "did you mean 'epochs'"),
         (["train", "glyphs/demo", "training.device=tpu"], 2, "device"),
         (["train", "--data", "phtos", *QUICK], 3, "neither a folder"),
@@ -198,6 +206,8 @@ def test_embed_takes_files_folders_and_lists_together(nearkin, trained, photos, 
 def test_mistakes_get_one_clear_line_and_an_exit_code(nearkin, arguments, code, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.jpg").write_bytes(b"\xff\xd8\xff\xe0")
+    (tmp_path / "my" / "photos").mkdir(parents=True)
+    (tmp_path / "my" / "photos" / "recipe.yaml").touch()
     got, _, err = nearkin(*arguments)
     assert got == code, err
     assert said in " ".join(err.split())

@@ -256,7 +256,7 @@ def test_list_of_unreadable_files_is_readable(tmp_path):
     assert str(bad[19]) not in message
     assert "25 of the 28" in message
     assert "5 more" in message
-    assert "data.unreadable_tolerance" in message
+    assert "raise data.unreadable_tolerance (now 0.01; tolerance= in Python)." in message
 
 
 def test_nothing_on_disk_without_a_cache_folder(tmp_path, no_decoding, monkeypatch):

@@ -116,7 +116,7 @@ def test_images_that_were_opened_are_taken_as_they_are():
         ([np.zeros((4, 4), np.uint8), 7], "image 2 of those given is a int: give a path"),
         (7, "cannot embed int"),
         (["no such.jpg"], r"there is no file 'no such.jpg' \(image 1 of those given\)"),
-        (".", "'.' is a folder: give the images in it"),
+        (".", r"'.' is a folder: give image files, such as \*.jpg"),
         (b"no image", "image 1 of those given: not an image"),
         (b"", "image 1 of those given: not an image"),
     ],

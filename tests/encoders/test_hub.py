@@ -96,7 +96,9 @@ def test_offline_without_the_file_says_what_to_do(hub, monkeypatch):
     renew_sessions = getattr(utils, "reset_sessions", lambda: None)  # before version 1 they remember being offline
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     renew_sessions()
-    with pytest.raises(DataError, match=r"timm/resnet18.*encoder\.weights=PATH"):
+    with pytest.raises(
+        DataError, match=r"/timm/resnet18/resolve/main/model\.safetensors else.*encoder\.weights=model\.safetensors"
+    ):
         weights_file(MODEL)
     assert not hub.requests
     monkeypatch.undo()
@@ -104,8 +106,9 @@ def test_offline_without_the_file_says_what_to_do(hub, monkeypatch):
 
 
 def test_a_model_or_server_that_is_not_there_says_what_to_do(hub, monkeypatch):
-    with pytest.raises(DataError, match="timm/resnet19"):
-        weights_file("hub:timm/resnet19")
+    with pytest.raises(DataError, match=r"http://127\.0\.0\.1:.*/timm/resnet19/resolve/v2/model\.safetensors"):
+        weights_file("hub:timm/resnet19@v2")
+    assert hub.requests[-1][1] == "/timm/resnet19/resolve/v2/model.safetensors", "the address that was asked for"
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(DataError, match="timm/resnet18"):
         weights_file(MODEL)

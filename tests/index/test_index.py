@@ -98,9 +98,13 @@ def test_mistakes_say_what_to_do(index, tmp_path, model):
         with pytest.raises(DataError, match="no item 99"):
             call()
     assert len(index) == 20
-    with pytest.raises(DataError, match=r"no index .*indx'; did you mean '.*index'.*nearkin index RUN FOLDER -o INDEX"):
+    with pytest.raises(
+        DataError, match=r"no index .*indx'; did you mean '.*index'\? 'nearkin index RUN FOLDER -o INDEX' m"
+    ):
         Index.open(tmp_path / "indx")
-    with pytest.raises(DataError, match="is no index"):
+    with pytest.raises(DataError, match=r"no index '.*zzz': 'nearkin index"):
+        Index.open(tmp_path / "zzz")
+    with pytest.raises(DataError, match="is no index: 'nearkin index"):
         Index.open(tmp_path)
     with pytest.raises(RecipeError, match="exists already: give a new folder"):
         Index.create(tmp_path / "index", model)

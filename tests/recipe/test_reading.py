@@ -75,7 +75,11 @@ def test_another_objective_drops_the_options_of_the_first():
         ({"method": {"name": "plane"}}, [], "did you mean 'plain'"),
         ({}, ["training.sampler=balanced", "training.batch_size=10"], "multiple of training.images_per_class"),
         ({}, ["training.optimiser=lion"], "one of adamw, adam, rmsprop, sgd"),
-        ({}, ["epochs=5"], "names a section and a key"),
+        ({}, ["epochs=5"], r"names a section and a key, such as training\.epochs=5; got 'epochs=5'"),
+        ({}, ["epochs= 7"], r"such as training\.epochs= 7; got"),
+        ({}, ["name=ccp"], r"such as objective\.name=ccp or method\.name=ccp or protocol\.name=ccp; got"),
+        ({}, ["zzz=9"], r"names a section and a key, such as training\.epochs=5; got 'zzz=9'"),
+        ({}, ["encoder.epochs=5"], r"unknown key 'encoder\.epochs': did you mean 'training\.epochs'\?$"),
         ({}, ["training.epochs=-1"], "at least 0"),
         ({}, ["protocol.test_share=1.5"], "at least 0 and below 1"),
         ({}, ["protocol.label_noise=1"], r"protocol\.label_noise must be at least 0 and below 1, got 1\.0"),
@@ -213,6 +217,15 @@ def test_what_is_wrong_with_a_base_is_said_with_the_file(write, text, said):
         load_recipe(write("top.yaml", text))
 
 
+def test_a_mistake_in_a_change_does_not_name_a_file_and_one_in_the_file_does(write):
+    for change in ("training.epoch=3", "objective.alpah=3", "epochs=3"):
+        with pytest.raises(RecipeError, match=r"^(unknown key|an override names)"):
+            load_recipe(write("mine.yaml", "objective: {name: mpa}"), [change])
+    for text in ("training: {epoch: 2}", "objective: {name: proxy_anchor, alpah: 3}"):
+        with pytest.raises(RecipeError, match=r"^mine\.yaml: unknown key"):
+            load_recipe(write("mine.yaml", text), ["training.seed=3"])
+
+
 @pytest.mark.parametrize("name", shipped_recipes())
 def test_every_recipe_loads_survives_a_round_trip_and_opens_with_its_command(name, tmp_path):
     recipe = load_recipe(name)
@@ -250,6 +263,19 @@ def test_a_missing_recipe_suggests_the_nearest():
         load_recipe("glyphs/dmo")
     with pytest.raises(RecipeError, match="did you mean 'ccp/c2_ccp'"):
         load_recipe("ccp/c2_cpc")
+
+
+def test_a_mistyped_path_suggests_the_run_or_file_next_to_it(write, tmp_path, monkeypatch):
+    write("photos/recipe.yaml", "")
+    write("profs.yaml", "")
+    for given, meant in (("phots", "photos"), ("profs.yml", "profs.yaml")):
+        with pytest.raises(RecipeError, match=rf"did you mean '{tmp_path / meant}'\?"):
+            load_recipe(tmp_path / given)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=r"did you mean 'photos'\?"):
+        load_recipe("phots")
+    with pytest.raises(RecipeError, match=r"did you mean 'glyphs/demo'\?"):
+        load_recipe("glyphs/dmo")
 
 
 def test_a_folder_in_the_place_of_a_recipe_is_told_where_images_go(tmp_path):

@@ -166,6 +166,18 @@ def test_a_finer_map_and_mirror_images_are_named_in_every_line(write_run):
         assert record["selection"].endswith("averaged with those of mirror images")
 
 
+def test_the_rule_of_ties_is_a_sentence_in_print_and_as_ever_in_records(write_run):
+    stored, shown = (f"best R@1 on the validation classes, {ties}" for ties in ("within its error MAP@R", TIES))
+    chosen = {"overrides": ["protocol.name=validation"], "selection": stored}
+    one = write_run("one", {"R@1": 0.5}, **chosen)
+    (caption,) = table_of(one).conditions
+    assert (shown in caption, stored in caption) == (True, False)
+    assert records_of(one)[0]["selection"] == stored
+    other = write_run("other", {"R@1": 0.5}, overrides=["objective.alpha=16"])
+    assert shown in table_of(one, other).parts[0].lines[0].cells
+    assert shown in run_table(scores((0.5, 0.2), (0.6, 0.3), selection=stored)).conditions[0]
+
+
 def test_a_training_that_followed_the_test_classes_is_named_in_every_line(write_run):
     chosen = "best R@1 on the test classes, which training also followed"
     run = write_run("r", {"R@1": 0.6}, overrides=["protocol.monitor_test=true"], selection=chosen)
@@ -174,6 +186,7 @@ def test_a_training_that_followed_the_test_classes_is_named_in_every_line(write_
     assert last["selection"] == "last epoch of a training that followed the test classes"
 
 
+TIES = "ties within its error decided by MAP@R"
 PRETRAINED = load_recipe(
     {"data": {"source": "my photos"}, "encoder": {"backbone": "efficientnet_lite0", "weights": "imagenet"}}
 )
@@ -211,7 +224,7 @@ def printed(found):
 def test_the_caption_says_what_untrained_is():
     found = scores((0.5, 0.2), (0.6, 0.3))
     assert "Untrained: the backbone as it was before training, without a head" in printed(found)
-    assert "how often the nearest image is of the same class" in printed(found)
+    assert "how often the nearest image is of the same class; MAP@R: whether all images of the class" in printed(found)
     assert "ntrained" not in printed(scores((0.5, 0.2), (0.6, 0.3), untrained=None))
 
 

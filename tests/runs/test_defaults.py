@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
+from nearkin.data.table import ImageTable
+from nearkin.evaluation.protocol import Protocol
 from nearkin.recipe import Recipe, fingerprint
-from nearkin.runs.folder import data_name, default_folder, own_photos_recipe
+from nearkin.runs.folder import OWN_PHOTOS, data_name, default_folder, own_photos_recipe
 from nearkin.training.recipe_check import load_recipe
 
 
@@ -71,6 +74,17 @@ def test_a_backbone_by_name_comes_with_its_weights():
     assert said == []
     assert own_photos_recipe("photos", backbone="resnet50", say=said.append).encoder.weights is None
     assert "random" in said[0]
+
+
+@pytest.mark.parametrize("name", [*OWN_PHOTOS, "own_photos/small"])
+@pytest.mark.parametrize(("classes", "tested", "choosing"), [(4, 2, 0), (7, 2, 0), (8, 2, 2)])
+def test_the_classes_that_are_held_out_are_as_the_quick_start_says(name, classes, tested, choosing):
+    labels = [f"kind {number}" for number in range(classes)]
+    images = [Path(f"{label}/{number}.jpg") for label in labels for number in (1, 2)]
+    table = ImageTable.build("photos", images, np.repeat(labels, 2).tolist(), splits=["train"] * len(images))
+    protocol = Protocol(load_recipe(name).protocol, table)
+    held_out = (protocol.test, protocol.validation)
+    assert [0 if part is None else len(part.query) for part in held_out] == [2 * tested, 2 * choosing]
 
 
 def test_a_wrong_key_is_still_refused():

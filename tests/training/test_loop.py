@@ -21,6 +21,7 @@ import torch
 from tests.killing import run_script
 from torch import nn
 
+from nearkin import ranks
 from nearkin.errors import RecipeError, TrainingError
 from nearkin.evaluation import retrieval_scores
 from nearkin.runs.folder import RunFolder
@@ -535,13 +536,27 @@ def test_on_a_gpu_the_check_of_a_step_does_not_wait_for_the_next_one(state_for, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_asks_and_the_old_handlers_come_back(number):
+def test_the_first_signal_asks_and_the_old_handlers_come_back(number, capfd):
     before = signal.getsignal(number)
     with StopRequest() as stop:
         assert not stop.requested
         signal.raise_signal(number)
         assert stop.requested
     assert signal.getsignal(number) is before
+    said = capfd.readouterr().err
+    assert ("Ctrl-C again stops at once" in said) == (number == signal.SIGINT), "whoever pressed it is told at once"
+
+
+def test_one_rank_answers_ctrl_c_and_a_closed_terminal_does_no_harm(capfd, monkeypatch):
+    with monkeypatch.context() as patch, StopRequest() as stop:
+        patch.setattr(ranks, "is_first", lambda: False)
+        signal.raise_signal(signal.SIGINT)
+    assert stop.requested
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr(os, "write", lambda *_: os.read(10**6, 1))  # no such file descriptor
+    with StopRequest() as stop:
+        signal.raise_signal(signal.SIGINT)
+    assert stop.requested
 
 
 def test_a_second_ctrl_c_interrupts_and_a_second_sigterm_still_asks():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,11 +30,31 @@ ENCODER, SEARCH, COMPARE, LOOK_UP = "Train and score", "Search", "Compare and re
 
 
 class _InOrder(TyperGroup):
-    """Typer lists groups of commands last; 'index' belongs before 'search'."""
+    """Typer lists groups of commands last; 'index' belongs before 'search'. Its error messages get advice."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         names = super().list_commands(ctx)
         return sorted(names, key=lambda name: names.index("search") - 0.5 if name == "index" else names.index(name))
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            _advise(error)
+            raise
+
+
+def _advise(mistake: Any) -> None:
+    """Add the nearest valid choice, or the recipe's key of an option's name, to an error of typer."""
+    if refused := re.match(r"(?:Value error, )?('(.*?)' is not one of (.*))", str(getattr(mistake, "message", ""))):
+        near = difflib.get_close_matches(refused[2], re.findall("'(.*?)'", refused[3]), n=1)
+        mistake.message = refused[1] + "".join(f" Did you mean {name!r}?" for name in near)
+    elif hasattr(mistake, "option_name") and not getattr(mistake, "possibilities", True):  # an unknown option
+        from nearkin.recipe.recipe import keys_named
+
+        takes_keys = "KEY=VALUE" in mistake.ctx.command.get_usage(mistake.ctx)
+        keys = " or ".join(f"{key}=VALUE" for key in keys_named(mistake.option_name.strip("-").replace("-", "_")))
+        mistake.message += f"; write {keys} instead" if keys and takes_keys else ""
 
 
 app = typer.Typer(

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from rich.console import Console
 from typer import Argument, Option
 
+from nearkin.cli._app import say
 from nearkin.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -70,7 +70,11 @@ Rerank = Annotated[
 IndexFolder = Annotated[Path, Argument(metavar="INDEX", help="An index that 'nearkin index' made.")]
 Where = Annotated[
     list[str] | None,
-    Option("--where", metavar="FIELD=VALUE", help="Only these: label=tit (twice: either), 'year>=2020'."),
+    Option(
+        "--where",
+        metavar="FIELD=VALUE",
+        help="Only these: label=tit (twice: either), or by a manifest's column 'year>=2020'.",
+    ),
 ]
 MovedRun = Annotated[Path | None, Option("--run", help="The index's run or exported file, if it has moved.")]
 Sheet = Annotated[
@@ -119,7 +123,6 @@ def recipe_from(
     arguments: Sequence[str] | None,
     data: str | None,
     options: Mapping[str, object],
-    console: Console,
     *,
     backbone: str | None = None,
 ) -> Recipe:
@@ -136,6 +139,5 @@ def recipe_from(
         return load_recipe(name, changes_from(changes, {"data.source": data}))
     if data is None:
         raise RecipeError("nothing to train: name one of 'nearkin list recipes', or give images with --data FOLDER")
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     check_source(data)  # before weights are downloaded
-    return own_photos_recipe(data, changes, backbone=backbone, say=say)
+    return own_photos_recipe(data, changes, backbone=backbone, say=partial(say, stderr=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import secrets
 import webbrowser
@@ -59,6 +60,10 @@ def search(
     condition = parse_where(where or [])
     box = None if crop is None or not images else _fractions(crop, images[0])
     opened = options.open_index(folder, run, device)
+    for label in condition["label"] if isinstance(condition.get("label"), list) else ():
+        if label not in (labels := [name for name, _ in opened.label_counts()]):
+            near = difflib.get_close_matches(label, labels, n=1)
+            notice(f"no item has the label {label!r}" + "".join(f"; did you mean {name!r}?" for name in near))
     wanted: SearchOptions = {
         "where": condition,
         "like": like or [],

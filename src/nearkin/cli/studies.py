@@ -127,9 +127,8 @@ def mlrc(
     """
     from nearkin.studies.mlrc import RealityCheck
 
-    console = progress_console(verbose)
     given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
-    recipe = options.recipe_from(arguments, data, given, console)
+    recipe = options.recipe_from(arguments, data, given)
     _run(RealityCheck(recipe, repeats, output), format_, as_json, verbose, jobs=jobs)
 
 
@@ -288,7 +287,7 @@ def tune(
         if re.search(r"=[-+]?\d[-+.\de]*\.\.[-+.]?\d", text):
             raise RecipeError(f"{text} is a range, which goes after --space: --space {text}")
     given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
-    recipe = options.recipe_from(arguments, data, {**given, "training.epochs": epochs}, progress_console(verbose))
+    recipe = options.recipe_from(arguments, data, {**given, "training.epochs": epochs})
     settings: dict[str, Any] = {"trials": trials, "seeds": seeds, "sampler": sampler, "pruner": pruner, "seed": seed}
     _run(tune(recipe, space, **settings, folder=output, train=False), format_, as_json, verbose, jobs=jobs)
 

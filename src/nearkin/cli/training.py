@@ -73,6 +73,7 @@ def train(
     The run folder gets the resolved recipe, checkpoints, every evaluation as CSV, the final scores as JSON and a
     figure of nearest neighbours; that of a final model also a model card.
     """
+    from nearkin.data.folder import suggest_path
     from nearkin.ranks import is_first
     from nearkin.report.figures.neighbours import draw_neighbours
     from nearkin.report.score_tables import run_table, verdict
@@ -93,9 +94,10 @@ def train(
             begun = RunFolder(arguments[0])
             arguments, output = [str(begun.recipe_file), *arguments[1:]], output or begun.path
         elif finish:
-            raise RecipeError("--finish needs the folder of an interrupted run: nearkin train RUN --finish")
+            near = suggest_path(Path(arguments[0])) if arguments else ": nearkin train RUN --finish"
+            raise RecipeError(f"--finish needs the folder of an interrupted run{near}")
         given = {"data.root": data_root, "training.device": device, "data.class_folders": class_folders}
-        recipe = options.recipe_from(arguments, data, given, progress, backbone=backbone)
+        recipe = options.recipe_from(arguments, data, given, backbone=backbone)
         folder = RunFolder(output or default_folder(recipe))
     with ConsoleObserver(progress) as bar:
         bar.others += trackers(recipe, folder.path)

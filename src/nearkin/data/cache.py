@@ -250,7 +250,7 @@ def _readable_rows(
     lost = len(paths) - len(rows)
     if lost and (not rows or lost / len(paths) >= tolerance):
         listed = some_of([str(error) for error in unreadable.values()], most=20)
-        remedy = f", or raise data.unreadable_tolerance ({tolerance:g}; from Python tolerance)" if rows else ""
+        remedy = f", or raise data.unreadable_tolerance (now {tolerance:g}; tolerance= in Python)" if rows else ""
         raise DataError(
             f"{lost:,} of the {len(paths):,} images of {table.name!r} cannot be read:\n{listed}\n"
             f"Repair or remove these files{remedy}."

@@ -106,7 +106,8 @@ def _checked(item: ImageInput, number: int) -> Path | bytes | Image.Image | NDAr
         path = Path(item).expanduser()
         if path.is_dir():
             raise DataError(
-                f"{str(path)!r} is a folder: give the images in it, as nearkin.data.folder.list_images does"
+                f"{str(path)!r} is a folder: give image files, such as {path / '*.jpg'} (from Python "
+                f"nearkin.data.folder.list_images lists them)"
             )
         if not path.exists():
             raise DataError(f"there is no file {str(path)!r} (image {number} of those given)")

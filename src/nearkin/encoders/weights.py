@@ -184,8 +184,8 @@ def _download(weights: str, name: str) -> Path:
     cached = hub.try_to_load_from_cache(model, name, revision=revision or None)
     if isinstance(cached, str):
         return Path(cached)
+    endpoint = os.environ.get("HF_ENDPOINT") or hub.constants.ENDPOINT
     try:
-        endpoint = os.environ.get("HF_ENDPOINT") or hub.constants.ENDPOINT
         if not hub.constants.HF_HUB_OFFLINE and not urllib.request.getproxies():
             # Without a network this fails at once; the library would try for half a minute.
             socket.getaddrinfo(urllib.parse.urlsplit(endpoint).hostname, None)
@@ -193,6 +193,7 @@ def _download(weights: str, name: str) -> Path:
     except (OSError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
-            f"cannot download {name} of {HUB}{model} ({reason}): check the name and the connection, or download it "
-            f"elsewhere and give the file with encoder.weights=PATH"
+            f"cannot download {name} of {HUB}{model} ({reason}): check the name and the connection, or download "
+            f"{endpoint}/{model}/resolve/{revision or 'main'}/{name} elsewhere and give the file: "
+            f"encoder.weights={name}"
         ) from error

@@ -53,6 +53,11 @@ def select_by(section: ProtocolSection) -> str:
     return section.select_by or ("MAP@R" if section.name == "mlrc" else "R@1")
 
 
+def in_words(selection: str) -> str:
+    """A selection rule as it is printed. What is stored keeps its words, by which old and new runs are compared."""
+    return selection.replace(", within its error MAP@R", ", ties within its error decided by MAP@R")
+
+
 def as_tested(rule: str, section: ProtocolSection) -> str:
     """A selection rule, followed by any unusual conditions under which images are embedded for scoring.
 

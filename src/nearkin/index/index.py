@@ -142,8 +142,9 @@ class Index:
         """The index in ``folder``; without ``model`` its encoder is loaded from its path when it is needed."""
         path = Path(folder).expanduser()
         if not (path / NAME).is_file():
-            what = f"{path} is no index" if path.exists() else f"there is no index {str(path)!r}{suggest_path(path)}"
-            raise DataError(f"{what}: 'nearkin index RUN FOLDER -o INDEX' makes one")
+            absent = f"there is no index {str(path)!r}{suggest_path(path) or ':'}"
+            what = f"{path} is no index:" if path.exists() else absent
+            raise DataError(f"{what} 'nearkin index RUN FOLDER -o INDEX' makes one")
         items = Items.open(path / NAME)
         if model is not None:
             _check_same_encoder(path, items, model)

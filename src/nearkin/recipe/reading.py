@@ -14,8 +14,8 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from nearkin.errors import RecipeError, did_you_mean, mistakes_in
-from nearkin.recipe.recipe import PartSection, Recipe, coerce_fields
+from nearkin.errors import RecipeError, did_you_mean
+from nearkin.recipe.recipe import PartSection, Recipe, coerce_fields, keys_named
 
 PARTS = ("objective", "method", "pair_loss", "weighting")
 """Keys that hold a name and its options; with another name, the options of the base no longer apply."""
@@ -23,8 +23,8 @@ PAPERS = "papers"
 """The folder of the papers' recipes. Their names leave it out: ``ccp/c2`` is ``papers/ccp/c2.yaml``."""
 
 
-def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
-    """A recipe from nested mappings, a file, or the name of a shipped recipe; overrides are ``section.key=value``.
+def read_recipe(mapping: Mapping[str, Any], overrides: Iterable[str] = ()) -> Recipe:
+    """A recipe from nested mappings; overrides are ``section.key=value``.
 
     >>> read_recipe({"training": {"batch_size": 32}}, ["training.epochs=5"]).training.epochs
     5
@@ -33,12 +33,7 @@ def read_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     ...
     nearkin.errors.RecipeError: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
     """
-    if not isinstance(source, Mapping):
-        file = find_recipe(source)
-        content = read_layers(file)
-        with mistakes_in(file.name):
-            return read_recipe(content, overrides)
-    merged = _with_overrides(source, overrides)
+    merged = _with_overrides(mapping, overrides)
     sections = get_type_hints(Recipe)
     for name in merged:
         if name not in sections:
@@ -87,7 +82,8 @@ def _with_overrides(mapping: Mapping[str, Any], overrides: Iterable[str]) -> dic
     for text in overrides:
         path, value = parse_override(text)
         if len(path) < 2:
-            raise RecipeError(f"an override names a section and a key, such as training.epochs=5; got {text!r}")
+            meant = " or ".join(f"{key}={text.partition('=')[2]}" for key in keys_named(path[0])) or "training.epochs=5"
+            raise RecipeError(f"an override names a section and a key, such as {meant}; got {text!r}")
         # A mapping replaces the one that is there, so that encoder.options={} clears the options.
         for change in (None, value) if isinstance(value, Mapping) else (value,):
             merged = layered(merged, _nested(path, change))
@@ -182,17 +178,19 @@ def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
         path: of a file, or the name of a shipped recipe, such as ``ccp/c2``.
         near: a folder that is searched first, with and without the suffix ``.yaml``.
     """
-    shipped = recipes_folder()
+    shipped, beside = recipes_folder(), Path(path).parent
     names = (str(path), f"{path}.yaml")
     first = [Path(path)] if near is None else [near / name for name in names]
     for candidate in (*first, *(folder / name for folder in (shipped, shipped / PAPERS) for name in names)):
         if candidate.is_file():
             return candidate
     if Path(path).is_dir():
-        raise RecipeError(f"{str(path)!r} is a folder, not a recipe: images are given with --data {path}")
+        raise RecipeError(f"{str(path)!r} is a folder, not a recipe: images are given with --data, a run with --resume")
+    valid = [str(file.parent) for file in beside.glob("*/recipe.yaml")] + [str(file) for file in beside.glob("*.yaml")]
+    valid += shipped_recipes() if beside == Path() or not valid else ()
     raise RecipeError(
         f"no recipe {str(path)!r}, neither as a file nor by name (nearkin list recipes shows them): "
-        f"{did_you_mean(str(path), shipped_recipes())}"
+        f"{did_you_mean(str(path), valid)}"
     )
 
 

@@ -87,7 +87,9 @@ def coerce_fields(values: Mapping[str, Any], section: type, where: str) -> dict[
     types_of = get_type_hints(section, include_extras=True)
     for key in values:
         if key not in types_of:
-            raise RecipeError(f"unknown key '{where}.{key}': {did_you_mean(str(key), types_of)}")
+            elsewhere = " or ".join(map(repr, keys_named(key)))
+            hint = f"did you mean {elsewhere}?" if elsewhere else did_you_mean(str(key), types_of)
+            raise RecipeError(f"unknown key '{where}.{key}': {hint}")
     return {key: coerce(value, types_of[key], f"{where}.{key}") for key, value in values.items()}
 
 
@@ -495,6 +497,15 @@ def flat(mapping: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             result[f"{prefix}{key}"] = value
     return result
+
+
+def keys_named(name: str) -> list[str]:
+    """The full keys of a recipe whose last part is ``name``.
+
+    >>> keys_named("epochs"), keys_named("name")
+    (['training.epochs'], ['objective.name', 'method.name', 'protocol.name'])
+    """
+    return [key for key in flat(Recipe().as_mapping()) if key.partition(".")[2] == name]
 
 
 def short_hash(content: Any) -> str:

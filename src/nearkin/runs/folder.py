@@ -344,7 +344,8 @@ def own_photos_recipe(
     """The recipe for a folder or manifest of own images: that of :func:`own_photos_name`, or of ``backbone``."""
     changes = [f"data.source={json.dumps(source)}", *overrides]
     if backbone is None:
-        return load_recipe(own_photos_name(say=say), changes)
+        chosen_by_hand = any(text.startswith(("encoder.backbone=", "encoder.weights=")) for text in changes)
+        return load_recipe(own_photos_name(say=(lambda _: None) if chosen_by_hand else say), changes)
     weights = default_weights(backbone)
     if weights is None and ":" not in backbone:
         say(f"{backbone} starts from random numbers, as it has no weights of its own: encoder.weights=FILE names some.")

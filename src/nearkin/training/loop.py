@@ -6,7 +6,9 @@ The loop does not know which method or loss it runs: a method changes it through
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import signal
 import threading
 import time
@@ -289,3 +291,6 @@ class StopRequest:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
+        if number == signal.SIGINT and ranks.is_first():
+            with contextlib.suppress(OSError):  # print is not safe here: the signal may have interrupted another
+                os.write(2, b"\nFinishing this step, then saving. Ctrl-C again stops at once, without saving.\n")

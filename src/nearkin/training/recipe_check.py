@@ -22,7 +22,7 @@ from nearkin.evaluation.scores import score_named
 from nearkin.losses.pml import PREFIX
 from nearkin.ranks import world
 from nearkin.recipe import PartSection, ProtocolSection, Recipe, coerce
-from nearkin.recipe.reading import find_recipe, read_part, read_recipe
+from nearkin.recipe.reading import find_recipe, read_layers, read_part, read_recipe
 from nearkin.training import methods
 from nearkin.training.build import build_objective, data_of
 from nearkin.training.device import autocast_dtype, pick_device
@@ -41,13 +41,18 @@ def load_recipe(source: str | Path | Mapping[str, Any], overrides: Iterable[str]
     >>> load_recipe("glyphs/demo", ["training.epoch=5"])
     Traceback (most recent call last):
     ...
-    nearkin.errors.RecipeError: demo.yaml: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
+    nearkin.errors.RecipeError: unknown key 'training.epoch': did you mean 'epochs'? Valid: ...
     """
-    recipe = read_recipe(source, overrides)
     if isinstance(source, Mapping):
-        return check_recipe(recipe)
-    with mistakes_in(find_recipe(source).name):
-        return check_recipe(recipe)
+        return check_recipe(read_recipe(source, overrides))
+    file = find_recipe(source)
+    mapping = read_layers(file)
+    try:
+        return check_recipe(read_recipe(mapping, overrides))
+    except RecipeError:
+        with mistakes_in(file.name):
+            check_recipe(read_recipe(mapping))
+        raise  # the file is in order: the mistake is in the changes
 
 
 def check_recipe(recipe: Recipe) -> Recipe:
