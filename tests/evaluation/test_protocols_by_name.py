@@ -141,7 +141,7 @@ def test_scoring_other_data_needs_no_split_to_train(name):
 def test_every_protocol_says_how_its_epoch_is_chosen():
     rules = {
         "conventional": "best R@1 on the test classes",
-        "validation": "best R@1 on the validation classes, within its error MAP@R",
+        "validation": "best R@1 on the validation classes, ties within its error decided by MAP@R",
         "mlrc": "best MAP@R on the held-out class fold 0 of 0–3",
         "in-distribution": "last epoch",
     }

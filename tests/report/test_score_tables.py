@@ -166,27 +166,6 @@ def test_a_finer_map_and_mirror_images_are_named_in_every_line(write_run):
         assert record["selection"].endswith("averaged with those of mirror images")
 
 
-def test_the_rule_of_ties_is_a_sentence_in_print_and_as_ever_in_records(write_run):
-    stored, shown = (f"best R@1 on the validation classes, {ties}" for ties in ("within its error MAP@R", TIES))
-    chosen = {"overrides": ["protocol.name=validation"], "selection": stored}
-    one = write_run("one", {"R@1": 0.5}, **chosen)
-    (caption,) = table_of(one).conditions
-    assert (shown in caption, stored in caption) == (True, False)
-    assert records_of(one)[0]["selection"] == stored
-    other = write_run("other", {"R@1": 0.5}, overrides=["objective.alpha=16"])
-    assert shown in table_of(one, other).parts[0].lines[0].cells
-    assert shown in run_table(scores((0.5, 0.2), (0.6, 0.3), selection=stored)).conditions[0]
-
-
-def test_a_training_that_followed_the_test_classes_is_named_in_every_line(write_run):
-    chosen = "best R@1 on the test classes, which training also followed"
-    run = write_run("r", {"R@1": 0.6}, overrides=["protocol.monitor_test=true"], selection=chosen)
-    best, last = records_of(run)
-    assert best["selection"] == chosen
-    assert last["selection"] == "last epoch of a training that followed the test classes"
-
-
-TIES = "ties within its error decided by MAP@R"
 PRETRAINED = load_recipe(
     {"data": {"source": "my photos"}, "encoder": {"backbone": "efficientnet_lite0", "weights": "imagenet"}}
 )

@@ -47,12 +47,6 @@ def test_the_score_is_that_of_the_run_behind_it_beside_the_untrained_one(card):
     assert "| R@1 | 25.0 | 50.0 |\n| MAP@R | – | 12.5 |\n" in text
     assert "seconds" not in text
     assert "Validation protocol, best MAP@R, seed 3." in text
-    tied = dataclasses.replace(HELD, selection="best R@1 on the validation classes, within its error MAP@R")
-    behind = dataclasses.replace(SCORES.final_of, scores=dataclasses.replace(BEHIND, conditions=tied))
-    text = card(dataclasses.replace(SCORES, final_of=behind))
-    assert (
-        "Validation protocol, best R@1 on the validation classes, ties within its error decided by MAP@R, seed" in text
-    )
     without = FinalOf("runs/birds", "Nothing is known of it.", Scores(HELD))
     text = card(dataclasses.replace(SCORES, final_of=without))
     assert "Nothing is known of it." in text

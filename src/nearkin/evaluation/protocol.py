@@ -53,11 +53,6 @@ def select_by(section: ProtocolSection) -> str:
     return section.select_by or ("MAP@R" if section.name == "mlrc" else "R@1")
 
 
-def in_words(selection: str) -> str:
-    """A selection rule as it is printed. What is stored keeps its words, by which old and new runs are compared."""
-    return selection.replace(", within its error MAP@R", ", ties within its error decided by MAP@R")
-
-
 def as_tested(rule: str, section: ProtocolSection) -> str:
     """A selection rule, followed by any unusual conditions under which images are embedded for scoring.
 
@@ -227,7 +222,7 @@ class Protocol:
         elif section.name == "query-gallery":
             rule = f"best {self.select_by} of the test queries in their gallery"
         elif self._looks_beyond_its_error:
-            rule += ", within its error MAP@R"
+            rule += ", ties within its error decided by MAP@R"
         if self.selects_on == "test" and section.monitor_test:
             rule += ", which training also followed"
         return as_tested(rule, section)

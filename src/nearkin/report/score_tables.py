@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nearkin.errors import DataError, RecipeError, did_you_mean
-from nearkin.evaluation.protocol import as_tested, in_words, select_by
+from nearkin.evaluation.protocol import as_tested, select_by
 from nearkin.evaluation.scores import is_score, score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
@@ -39,7 +39,7 @@ def run_table(scores: Scores) -> Table:
         own = filter(None, [f"This model: {scores.length} in {scores.seconds:.0f} s.", scores.on_new_images])
         return Table(table.title, table.parts, (final_of.note, *table.conditions, *own))
     ran = scores.conditions
-    parts = [f"{ran.protocol} protocol, {in_words(ran.selection)}", ran.training_conditions, ran.weights]
+    parts = [f"{ran.protocol} protocol, {ran.selection}", ran.training_conditions, ran.weights]
     parts += [f"seed {ran.seed}", ran.hardware, f"{scores.length} in {scores.seconds:.0f} s"]
     conditions = ["; ".join(filter(None, parts)) + "."]
     conditions += [f"Untrained: {UNTRAINED}. {LEGEND}."] * bool(scores.untrained)
@@ -161,7 +161,7 @@ def _part(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]
         first, previous = entry.group != previous, entry.group
         numbers = [str(entry.runs), *(score_text(entry.scores.get(name), name) for name in names)]
         words = [entry.title if first else "", *[entry.what] * several]
-        cells = (*words, *numbers, *(in_words(entry.conditions[key]) for key in varying))
+        cells = (*words, *numbers, *(entry.conditions[key] for key in varying))
         lines.append(Line(cells, begins_group=first and several))
     headings = ["", *["scores"] * several, "n", *(score_named(name).heading for name in names), *varying]
     return Part(tuple(headings), tuple(lines), texts=2 if several else 1, numbers=1 + len(names))
@@ -169,7 +169,7 @@ def _part(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]
 
 def _caption(entries: Sequence[Entry], names: Sequence[str], varying: Sequence[str]) -> str:
     """The conditions of all lines, and how to read them."""
-    shared = {key: in_words(entries[0].conditions[key]) for key in CONDITIONS if key not in varying}
+    shared = {key: entries[0].conditions[key] for key in CONDITIONS if key not in varying}
     classes = " or ".join(sorted({entry.test_classes for entry in entries}))
     data = "; ".join(filter(None, (shared.pop("data", None), classes)))
     seeds = "seeds" if "," in shared.get("seeds", "") else "seed"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nearkin.encoders.architectures import backbones, default_weights
-from nearkin.evaluation.protocol import in_words
 from nearkin.recipe import EncoderSection, Recipe
 from nearkin.runs.folder import Environment, RunFolder
 from nearkin.runs.scores import FinalOf, Scores
@@ -107,7 +106,6 @@ def _score(final_of: FinalOf) -> list[str]:
             for name in names
         ),
         "",
-        f"{conditions.protocol.capitalize()} protocol, {in_words(conditions.selection)}, {weights}"
-        f"seed {conditions.seed}.",
+        f"{conditions.protocol.capitalize()} protocol, {conditions.selection}, {weights}seed {conditions.seed}.",
         *(["", str(scores.collapse)] if scores.collapse else []),
     ]

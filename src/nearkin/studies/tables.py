@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearkin.data.benchmarks import benchmarks
-from nearkin.evaluation.protocol import SELECTED_ON_TEST, in_words, select_by
+from nearkin.evaluation.protocol import SELECTED_ON_TEST, select_by
 from nearkin.evaluation.scores import score_named
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe
@@ -338,7 +338,7 @@ def conditions_of(results: Results) -> list[str]:
     seeds = sorted({seed for result in done for seed in result.seeds})
     sharing = max((number for result in done for number in result.at_once), default=1)
     parts = [
-        f"{' and '.join(values_of(done, 'protocol'))} protocol, {in_words(' or '.join(values_of(done, 'selection')))}",
+        f"{' and '.join(values_of(done, 'protocol'))} protocol, {' or '.join(values_of(done, 'selection'))}",
         *_values_by_row(done, "training_conditions"),
         *_values_by_row(done, "weights"),
         f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}",

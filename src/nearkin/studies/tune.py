@@ -31,7 +31,7 @@ from nearkin.errors import (
     TrainingError,
     require,
 )
-from nearkin.evaluation.protocol import Protocol, in_words, select_by
+from nearkin.evaluation.protocol import Protocol, select_by
 from nearkin.evaluation.statistics import Statistic
 from nearkin.recipe import Recipe, deciding, differences, short_hash
 from nearkin.report.figure_style import save_figure
@@ -361,8 +361,7 @@ class Search:
         parts = [
             f"{counted(len(self.history), 'trial')}: " + ", ".join(f"{n} {status}" for status, n in count.items()),
             f"{self.sampler} sampler, seed {self.seed}, {'no' if self.pruner == 'none' else self.pruner} pruner",
-            f"{self.recipe.protocol.name} protocol, "
-            f"{in_words(' and '.join(sorted({run.selection for run in environments})))}",
+            f"{self.recipe.protocol.name} protocol, {' and '.join(sorted({run.selection for run in environments}))}",
             f"seeds {', '.join(map(str, self.seeds))}" if len(self.seeds) > 1 else "one seed, so no spread",
             budget_text(self.recipe),
             *sorted({run.hardware for run in environments}),
