@@ -34,11 +34,11 @@ DECIDED = ("study", "group", "row", "seed")
 
 def number(value: float) -> str:
     """
-    >>> number(1e-4), number(2.5e-5), number(0.25), number(33.3333)
-    ('1e-4', '2.5e-5', '0.25', '33.3')
+    >>> number(1e-4), number(2.5e-5), number(0.25), number(33.3333), number(1000.0)
+    ('1e-4', '2.5e-5', '0.25', '33.3', '1000')
     """
     mantissa, _, exponent = f"{value:e}".partition("e")
-    return f"{value:.3g}" if value >= 1e-2 else f"{float(mantissa):g}e{int(exponent)}"
+    return f"{float(f'{value:.3g}'):g}" if value >= 1e-2 else f"{float(mantissa):g}e{int(exponent)}"
 
 
 def in_words(recipe: Recipe) -> str:

@@ -1,4 +1,4 @@
-"""Draws what each method gains over its base on CUB and Cars196, beside what its paper claims, from ``results/``.
+"""Draws what each method gains over its base on CUB and Cars196, next to what its paper claims, from ``results/``.
 
 python docs/figures/draw_claims.py            # docs/figures/claims.png
 """

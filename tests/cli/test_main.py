@@ -131,7 +131,7 @@ def test_a_number_of_processes_that_is_none_is_one_line(nearkin, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "unsaid"),
+    ("arguments", "expected", "unexpected"),
     [
         (["train", "--epochs", "2"], "No such option: --epochs; write training.epochs=VALUE instead", ""),
         (["tune", "--learning-rate", "2"], "--learning-rate; write training.learning_rate=VALUE instead", ""),
@@ -144,11 +144,11 @@ def test_a_number_of_processes_that_is_none_is_one_line(nearkin, monkeypatch):
         (["train", "--data"], "'--data' requires an argument", "write"),
     ],
 )
-def test_a_wrong_option_or_choice_is_told_what_is_meant(nearkin, monkeypatch, words, said, unsaid):
+def test_a_wrong_option_or_choice_gets_a_suggestion(nearkin, monkeypatch, arguments, expected, unexpected):
     monkeypatch.setenv("COLUMNS", "200")
-    code, out, err = nearkin(*words)
-    assert (code, out, said in err) == (2, "", True), err
-    assert not unsaid or unsaid not in err
+    code, out, err = nearkin(*arguments)
+    assert (code, out, expected in err) == (2, "", True), err
+    assert not unexpected or unexpected not in err
 
 
 def test_there_are_at_most_twenty_commands_each_under_a_heading():
@@ -200,7 +200,7 @@ def test_a_named_recipe_takes_the_data_and_without_a_name_the_data_choose_one(tm
         recipe_from(["training.seed=4"], None, {})
 
 
-def test_the_backbone_that_was_chosen_is_said_also_where_progress_is_silent(tmp_path, capsys):
+def test_the_chosen_backbone_is_printed_even_without_progress(tmp_path, capsys):
     recipe_from(["training.seed=4"], str(tmp_path), {})
     out, err = capsys.readouterr()
     assert (out, err.startswith("Backbone: ")) == ("", True)

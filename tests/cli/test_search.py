@@ -48,7 +48,7 @@ def test_search(nearkin, index, photos, tmp_path):
     code, out, err = nearkin("search", index, query, *words)
     assert (code, "kiwi/Bild" in out) == (0, True)
     notes = "note: no item has the label 'kiwii'; did you mean 'kiwi'?\nnote: no item has the label 'xyz'\n"
-    assert err == notes, "of the labels that exist nothing is said"
+    assert err == notes, "existing labels need no note"
     assert nearkin("search", index, query, "--where", "label>=k")[::2] == (0, "")
 
 
@@ -147,8 +147,8 @@ def test_without_confidences_it_says_so_and_refuses_a_least_one(nearkin, trained
     for options in ([], ["--json"]):
         code, out, err = nearkin("classify", few, query, query, *options)
         assert (code, out.count('"label": "kiwi", "confidence": null, "hits"' if options else "kiwi  ")) == (0, 2)
-        said = f"note: {few} has no confidences, so every photo gets a label and 'none of these' is impossible"
-        assert err == f"{said}: see nearkin index status {few}\n", "once"
+        note = f"note: {few} has no confidences, so every photo gets a label and 'none of these' is impossible"
+        assert err == f"{note}: see nearkin index status {few}\n", "once"
     code, _, err = nearkin("search", few, query, query)
     assert (code, err.count(f"{few} has no confidences to tell how sure these hits are: see ")) == (0, 1)
     for command in ("classify", "search"):

@@ -230,8 +230,8 @@ def test_where_test_classes_chose_the_epoch_the_last_stands_beside_it(selection,
 def test_a_final_model_has_the_scores_of_the_run_that_chose_its_epoch():
     chosen = scores((0.5, 0.2), (0.6, 0.3))
     note = "trained on all images; the scores are those of runs/x"
-    said = {"test": None, "epochs": 1.0, "seconds": 9.0}
-    final = scores((0, 0), (0, 0), **said, final_of={"run": "runs/x", "note": note, "scores": dict(chosen)})
+    values = {"test": None, "epochs": 1.0, "seconds": 9.0}
+    final = scores((0, 0), (0, 0), **values, final_of={"run": "runs/x", "note": note, "scores": dict(chosen)})
     table = run_table(final)
     assert (table.title, table.parts) == (run_table(chosen).title, run_table(chosen).parts)
     ran, own = "runs/x: validation protocol, best MAP@R", "This model: 1 epoch in 9 s."
@@ -247,14 +247,14 @@ def test_new_images_are_scored_or_it_is_said_why_not_and_of_which_model():
     ran = scores((0.5, 0.2), (0.6, 0.3), no_new_images=few)
     assert run_table(ran).conditions[-1] == f"New images of known classes: not scored; {few}."
     new_images = {"images": 18, "classes": 9, **shares}
-    behind = {"run": "runs/x", "note": "a note", "scores": dict(ran)}
-    *others, last = run_table(scores((0, 0), (0, 0), test=None, new_images=new_images, final_of=behind)).conditions
+    first_run = {"run": "runs/x", "note": "a note", "scores": dict(ran)}
+    *others, last = run_table(scores((0, 0), (0, 0), test=None, new_images=new_images, final_of=first_run)).conditions
     assert last == (
         "This model on new images of known classes: 90.0 % get the right label. At the default threshold 10.0 % get "
         "none, and 75.0 % where no other image of their class can be found (18 images kept out of training, of 9 "
         "classes)."
     )
-    assert not any("New images" in line for line in others), "those of the run behind are another model's"
+    assert not any("New images" in line for line in others), "those of the first run are another model's"
     assert scores((0, 0), (0, 0)).on_new_images is None
 
 

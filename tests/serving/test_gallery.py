@@ -209,7 +209,7 @@ def test_an_upload_shows_its_neighbours_with_how_sure_they_are(visit, url):
 
 
 @browsers
-def test_without_confidences_a_label_is_not_said_to_be_sure_nor_proposed(visit, tmp_path):
+def test_without_confidences_a_label_is_neither_shown_as_sure_nor_proposed(visit, tmp_path):
     made = index_of_shapes(tmp_path, {"red": "red", "blue": "blue"}, 4)
     assert made.status().confidence is None
     with serving(made) as (address, _):

@@ -67,10 +67,10 @@ def test_only_a_dtype_changes_what_products_are_computed_in():
 
 def test_the_record_of_a_cpu(monkeypatch):
     assert describe_hardware(CPU).startswith("CPU, ")
-    for cores, threads, said in ((2, 1, "2 cores, 1 thread"), (1, 4, "1 core, 4 threads")):
+    for cores, threads, expected in ((2, 1, "2 cores, 1 thread"), (1, 4, "1 core, 4 threads")):
         monkeypatch.setattr(os, "cpu_count", lambda cores=cores: cores)
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert describe_hardware(CPU).endswith(f", {said}")
+        assert describe_hardware(CPU).endswith(f", {expected}")
     assert peak_process_memory() > 2**24, "in bytes: Python with torch takes more than 16 MiB"
 
 

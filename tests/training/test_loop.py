@@ -543,8 +543,8 @@ def test_the_first_signal_asks_and_the_old_handlers_come_back(number, capfd):
         signal.raise_signal(number)
         assert stop.requested
     assert signal.getsignal(number) is before
-    said = capfd.readouterr().err
-    assert ("Ctrl-C again stops at once" in said) == (number == signal.SIGINT), "whoever pressed it is told at once"
+    printed = capfd.readouterr().err
+    assert ("Ctrl-C again stops at once" in printed) == (number == signal.SIGINT), "Ctrl-C is answered at once"
 
 
 def test_one_rank_answers_ctrl_c_and_a_closed_terminal_does_no_harm(capfd, monkeypatch):

@@ -178,7 +178,7 @@ def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
         path: of a file, or the name of a shipped recipe, such as ``ccp/c2``.
         near: a folder that is searched first, with and without the suffix ``.yaml``.
     """
-    shipped, beside = recipes_folder(), Path(path).parent
+    shipped, parent = recipes_folder(), Path(path).parent
     names = (str(path), f"{path}.yaml")
     first = [Path(path)] if near is None else [near / name for name in names]
     for candidate in (*first, *(folder / name for folder in (shipped, shipped / PAPERS) for name in names)):
@@ -186,8 +186,8 @@ def find_recipe(path: str | Path, *, near: Path | None = None) -> Path:
             return candidate
     if Path(path).is_dir():
         raise RecipeError(f"{str(path)!r} is a folder, not a recipe: images are given with --data, a run with --resume")
-    valid = [str(file.parent) for file in beside.glob("*/recipe.yaml")] + [str(file) for file in beside.glob("*.yaml")]
-    valid += shipped_recipes() if beside == Path() or not valid else ()
+    valid = [str(file.parent) for file in parent.glob("*/recipe.yaml")] + [str(file) for file in parent.glob("*.yaml")]
+    valid += shipped_recipes() if parent == Path() or not valid else ()
     raise RecipeError(
         f"no recipe {str(path)!r}, neither as a file nor by name (nearkin list recipes shows them): "
         f"{did_you_mean(str(path), valid)}"
