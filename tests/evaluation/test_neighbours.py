@@ -272,6 +272,20 @@ def test_what_runs_on_a_gpu_gives_the_same_ranking_on_a_cpu(distance, k, apart, 
     assert np.array_equal(indices, by_definition(exact, exact, distance, without_self=True)[:, :k])
 
 
+@pytest.mark.parametrize("distance", DISTANCES)
+def test_on_a_gpu_everything_is_compared_where_more_are_tied_than_were_kept(distance, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (2**21, 2**21))
+    x = 1e-9 * torch.randn(300, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x[:, 0] += 1.0  # nearly one direction: the last bits of products say nothing
+    vectors, indices = Vectors(x), np.empty((300, 2), dtype=np.int64)
+
+    def found(rows, order, similarities):
+        indices[rows] = order[:, :2]
+
+    neighbours.rank(vectors, vectors, np.full(300, 2), found, distance=distance, exclude_self=True)
+    assert np.array_equal(indices, by_definition(x.numpy(), x.numpy(), distance, without_self=True)[:, :2])
+
+
 @pytest.mark.parametrize(("columns", "count"), [(1000, 5), (1000, 7), (1003, 60), (50, 50), (64, 1)])
 def test_the_largest_of_every_row_are_found_in_groups(columns, count):
     x = torch.randn(6, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
